@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule compare`.
+//! The subcommand `granule compare`.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 
 use clap::ValueEnum;
 use granule_report::{Comparison, ComparisonOptions, Verdict, command_line, input, render};
-use granule_types::units::percentage;
+use granule_types::units::parse_percentage;
 
 use super::{CommandOutcome, CommandResult};
 
@@ -19,28 +19,28 @@ use super::{CommandOutcome, CommandResult};
     override_usage = "granule compare [OPTIONS] BEFORE AFTER\n       \
                       granule compare [OPTIONS] BEFORE... -- AFTER...",
     after_help = "Exit code: 0 without a regression, 1 for a regression by more than --min-effect, \
-                  2 when the sides do not compare. With --bisect: 125 for an inconclusive result, \
-                  and 128, which ends `git bisect run`, instead of 2."
+                  2 if the sides are not comparable. With --bisect: 125 for an inconclusive \
+                  result, and 128, which ends `git bisect run`, instead of 2."
 )]
 pub struct Args {
-    /// Before and after: results (`granule bench --json`), logs of the kernel's
+    /// Inputs of both sides: results (`granule bench --json`), logs of the kernel's
     /// kvm_page_table_test, dirty_log_perf_test or demand_paging_test, a kernel's folder in a run
     /// directory of `granule lab`, or target/criterion (target/criterion@NAME for a baseline)
     #[arg(required = true, value_name = "BEFORE AFTER")]
     paths: Vec<PathBuf>,
-    /// After, if a side has several files
+    /// Paths of AFTER, if a side has several
     #[arg(last = true, value_name = "AFTER")]
     after: Vec<PathBuf>,
-    /// Threshold of a regression; default 1, and 3 under emulation
-    #[arg(long, value_name = "PERCENT", value_parser = percentage)]
+    /// Smallest slowdown that is a regression [default: 1; under emulation 3]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
     min_effect: Option<f64>,
-    /// Judge a count, such as 'DC CIVAC', instead of the time
+    /// Compare a count, such as 'DC CIVAC', instead of the time
     #[arg(long, value_name = "COUNT")]
     metric: Option<String>,
-    /// Compare this phase only; may be repeated
+    /// Compare this phase only; repeat the option for more phases
     #[arg(long, value_name = "PHASE")]
     phase: Vec<String>,
-    /// Pair the first run before with the first run after, and so on
+    /// Pair the runs of both sides in order: first with first, second with second
     #[arg(long)]
     paired: bool,
     /// Compare although kernel version, CPU, page size, emulator, engine or backing differ or are
@@ -52,7 +52,7 @@ pub struct Args {
     bisect: bool,
     /// Output format
     #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    format: OutputFormat,
     /// Write to this file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -60,7 +60,7 @@ pub struct Args {
 
 /// Output format of a comparison.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// Plain text within 75 columns
     #[default]
     Text,
@@ -79,31 +79,24 @@ pub enum Format {
 }
 
 /// Runs `granule compare`.
-///
-/// # Errors
-/// A side cannot be read, the sides are not comparable, or the file cannot be written.
 pub fn run(args: Args) -> CommandResult {
     let bisect = args.bisect;
-    match judge(args) {
+    match compare_sides(args) {
         // `git bisect run` interprets exit code 2 as a bad commit.
         Err(error) if bisect => {
-            super::report(error.as_ref());
+            super::print_error(error.as_ref());
             Ok(CommandOutcome::Abort)
         }
-        judged => judged,
+        result => result,
     }
 }
 
-fn judge(args: Args) -> CommandResult {
+fn compare_sides(args: Args) -> CommandResult {
     let (before, after) = match (args.paths.as_slice(), args.after.as_slice()) {
         ([before, after], []) => (std::slice::from_ref(before), std::slice::from_ref(after)),
         (before, [_, ..]) => (before, args.after.as_slice()),
         _ => {
-            return Err(
-                "expected one path before and one after, or several of each with -- between the \
-                 sides"
-                    .into(),
-            );
+            return Err("expected BEFORE and AFTER, or BEFORE... -- AFTER...".into());
         }
     };
     let label = |paths: &[PathBuf]| match paths {
@@ -113,22 +106,23 @@ fn judge(args: Args) -> CommandResult {
     };
     let options = ComparisonOptions {
         labels: Some([label(before), label(after)]),
-        force: args.force,
+        is_forced: args.force,
         min_effect: args.min_effect.map(|percent| percent / 100.0),
         metric: args.metric.filter(|metric| metric != "time"),
         phases: args.phase,
-        paired: args.paired,
+        is_paired: args.paired,
         command: Some(command_line()),
     };
-    let comparison = Comparison::of(&input::side(before)?, &input::side(after)?, &options)?;
+    let comparison =
+        Comparison::new(&input::read_side(before)?, &input::read_side(after)?, &options)?;
     let text = match args.format {
-        Format::Text => render::text(&comparison),
-        Format::Markdown => render::markdown(&comparison),
-        Format::Html => render::html(&comparison),
-        Format::Csv => render::csv(&comparison),
-        Format::Json => render::json(&comparison)?,
-        Format::Ktap => render::ktap(&comparison),
-        Format::Benchstat => render::benchstat(&comparison),
+        OutputFormat::Text => render::text(&comparison),
+        OutputFormat::Markdown => render::markdown(&comparison),
+        OutputFormat::Html => render::html(&comparison),
+        OutputFormat::Csv => render::csv(&comparison),
+        OutputFormat::Json => render::json(&comparison)?,
+        OutputFormat::Ktap => render::ktap(&comparison),
+        OutputFormat::Benchstat => render::benchstat(&comparison),
     };
     if let Some(path) = &args.output {
         refuse_input(path, before.iter().chain(after))?;
@@ -136,7 +130,7 @@ fn judge(args: Args) -> CommandResult {
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     } else {
         match io::stdout().write_all(text.as_bytes()) {
-            // The reader closed the pipe; the exit code remains valid.
+            // The reader closed the pipe; the exit code is still valid.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             result => result?,
         }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::ArgGroup;
-use granule_lab::{self as lab, HostPackages, Locations, Options, RunStatus, version};
+use granule_lab::{self as lab, HostPackages, Locations, Options, RunStatus, parse_version};
 
 use super::{CommandOutcome, CommandResult};
 
@@ -14,35 +14,35 @@ use super::{CommandOutcome, CommandResult};
     args_conflicts_with_subcommands = true,
     group(ArgGroup::new("program").args(["test", "selftests", "guest", "fetch"])),
     after_help = "Times are virtual: one nanosecond an instruction, summed over all CPUs. They are \
-                  exact and repeatable, and not hardware time.\n\nExit code: 0 done; 1 a job \
+                  exact and repeatable, but not hardware time.\n\nExit code: 0 done; 1 a job \
                   failed, a phase is slower by more than --min-effect or selftest results differ; 2 \
                   the run could not be completed."
 )]
 pub struct Args {
     #[command(subcommand)]
-    tool: Option<Tool>,
+    command: Option<LabCommand>,
     #[command(flatten)]
     options: Options,
 }
 
 /// Subcommands of `granule lab`.
 #[derive(Debug, clap::Subcommand)]
-enum Tool {
-    /// Build Debian packages of a host kernel for an arm64 server, without and with a series
+enum LabCommand {
+    /// Build Debian packages of a host kernel with and without a series, for an arm64 server
     HostKernel(HostPackages),
     /// Check every series: list, subjects, application, checkpatch
     CheckSeries {
-        /// Source that replaces those of all bases
+        /// Kernel source for all bases, instead of Debian's
         #[arg(long, value_name = "DIR")]
         source: Option<PathBuf>,
         #[command(flatten)]
         locations: Locations,
     },
-    /// Print the paths of the patches of a series, after those of the series it requires
+    /// Print the paths of the patches of a series and of its required series, in order
     #[command(hide = true)]
     Patches {
         /// Linux version of the base
-        #[arg(long, value_name = "VERSION", value_parser = version)]
+        #[arg(long, value_name = "VERSION", value_parser = parse_version)]
         base: String,
         /// The series
         #[arg(long, value_name = "NAME")]
@@ -53,13 +53,10 @@ enum Tool {
 }
 
 /// Runs `granule lab`.
-///
-/// # Errors
-/// The run could not be completed.
 pub fn run(args: Args) -> CommandResult {
-    let passed = match args.tool {
+    let passed = match args.command {
         None => lab::run(&args.options)? == RunStatus::Passed,
-        Some(Tool::HostKernel(options)) => {
+        Some(LabCommand::HostKernel(options)) => {
             let packages = options.build()?;
             if !options.dry_run {
                 println!("To install, and to boot in turn (docs/hardware.md):");
@@ -69,10 +66,10 @@ pub fn run(args: Args) -> CommandResult {
             }
             true
         }
-        Some(Tool::CheckSeries { source, locations }) => {
+        Some(LabCommand::CheckSeries { source, locations }) => {
             lab::check_series(&locations.linux()?, &locations.cache()?, source.as_deref())?
         }
-        Some(Tool::Patches { base, series, locations }) => {
+        Some(LabCommand::Patches { base, series, locations }) => {
             for path in lab::patches(&locations.linux()?, &base, &series)? {
                 println!("{}", path.display());
             }

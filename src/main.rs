@@ -28,7 +28,7 @@ enum Command {
     Compare(compare::Args),
     /// Boot a host kernel before and after a series under emulation, and compare
     Lab(Box<lab::Args>),
-    /// Launch a Linux guest with its console on the terminal
+    /// Launch a Linux guest with its console on this terminal
     Run(run::Args),
     /// Print shell completions
     Completions(CompletionsArgs),
@@ -39,13 +39,13 @@ enum Command {
 /// Outcome of a subcommand, which determines the exit code of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommandOutcome {
-    /// The command is done: 0.
+    /// Completion of the command: 0.
     Done,
-    /// A test failed or a regression was found: 1.
+    /// Failure of a test or a guest, or a regression: 1.
     Failed,
-    /// The comparison is inconclusive: 125, on which `git bisect run` skips a commit.
+    /// Inconclusive comparison: 125, with which `git bisect run` skips the commit.
     Inconclusive,
-    /// The command could not run, and `git bisect run` must stop: 128.
+    /// Failure to run the command, for which `git bisect run` must stop: 128.
     Abort,
 }
 
@@ -53,7 +53,7 @@ pub enum CommandOutcome {
 pub type CommandResult = Result<CommandOutcome, Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    // The lab's emulated host and its guest run this program as init.
+    // This program is PID 1 of the lab's emulated host and its guest.
     if granule_lab::run_as_pid_1() {
         return ExitCode::FAILURE;
     }
@@ -77,14 +77,14 @@ fn main() -> ExitCode {
         Ok(CommandOutcome::Inconclusive) => ExitCode::from(125),
         Ok(CommandOutcome::Abort) => ExitCode::from(128),
         Err(error) => {
-            report(error.as_ref());
+            print_error(error.as_ref());
             ExitCode::from(2)
         }
     }
 }
 
 /// Prints an error and its causes, each on its own line.
-pub(crate) fn report(error: &dyn Error) {
+pub(crate) fn print_error(error: &dyn Error) {
     eprintln!("granule: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -96,25 +96,23 @@ pub(crate) fn report(error: &dyn Error) {
 /// Options of `granule completions`.
 #[derive(Debug, clap::Args)]
 struct CompletionsArgs {
-    /// Shell that reads the completions
+    /// Shell for which the completions are
     shell: Shell,
 }
 
 /// Options of `granule man`.
 #[derive(Debug, clap::Args)]
 struct ManArgs {
-    /// Folder for the pages; it is created if missing
+    /// Folder for the pages, created if missing
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }
 
-/// Prints completions on standard output.
 fn print_completions(args: &CompletionsArgs) -> CommandResult {
     clap_complete::generate(args.shell, &mut Cli::command(), "granule", &mut io::stdout());
     Ok(CommandOutcome::Done)
 }
 
-/// Writes a man page for the command and each subcommand.
 fn write_man_pages(args: &ManArgs) -> CommandResult {
     let pages = Cli::command().disable_help_subcommand(true);
     fs::create_dir_all(&args.folder)
@@ -128,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_subcommand_has_a_page() {
+    fn every_subcommand_has_a_man_page() {
         let folder = tempfile::tempdir().unwrap();
 
         write_man_pages(&ManArgs { folder: folder.path().join("man1") }).unwrap();
@@ -140,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_named() {
+    fn an_error_names_a_folder_that_cannot_be_written() {
         let error = write_man_pages(&ManArgs { folder: "/proc/man".into() }).unwrap_err();
 
         assert!(error.to_string().contains("/proc/man"));
     }
 
     #[test]
-    fn completions_know_the_subcommands() {
+    fn completions_include_subcommands_and_options() {
         let mut script = Vec::new();
 
         clap_complete::generate(Shell::Bash, &mut Cli::command(), "granule", &mut script);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule compare` as a program: exit codes and outputs.
+//! Exit codes and output of `granule compare`.
 
-#![allow(clippy::unwrap_used)] // A test may panic; clippy knows only #[test] functions for tests.
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
 use std::{fs, process::Command};
 
 use tempfile::TempDir;
 
-/// Inputs of a test.
-struct Inputs(TempDir);
+/// Directory with the inputs of a test.
+struct InputDirectory(TempDir);
 
-impl Inputs {
+impl InputDirectory {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -24,10 +24,10 @@ impl Inputs {
         self.path(name)
     }
 
-    /// Writes a log of several runs of `kvm_page_table_test`, whose times in ns differ a little.
-    fn log(&self, name: &str, times: [u64; 3], runs: u64) -> String {
-        let run = |at: u64| {
-            let [create, update, rebuild] = times.map(|ns| ns + ns / 1000 * (at * 7 % 5));
+    /// Writes a log of runs of `kvm_page_table_test` with times (ns) slightly above `times`.
+    fn write_log(&self, name: &str, times: [u64; 3], runs: u64) -> String {
+        let run = |index: u64| {
+            let [create, update, rebuild] = times.map(|ns| ns + ns / 1000 * (index * 7 % 5));
             format!(
                 "Testing guest mode: PA-bits:48,  VA-bits:48,  4K pages\n\
                  Testing memory backing src type: anonymous\n\
@@ -55,13 +55,13 @@ fn compare(arguments: &[&str]) -> ProgramOutput {
     granule(&[&["compare"], arguments].concat())
 }
 
-const TIMES: [u64; 3] = [100_000, 200_000, 300_000];
+const PHASE_TIMES: [u64; 3] = [100_000, 200_000, 300_000];
 
 #[test]
 fn exit_code_is_1_for_a_regression_beyond_the_minimum_effect() {
-    let inputs = Inputs::new();
-    let before = inputs.log("before", TIMES, 8);
-    let after = inputs.log("after", [50_000, 210_000, 300_000], 8);
+    let inputs = InputDirectory::new();
+    let before = inputs.write_log("before", PHASE_TIMES, 8);
+    let after = inputs.write_log("after", [50_000, 210_000, 300_000], 8);
 
     let (slower, text, errors) = compare(&[&before, &after]);
     let (tolerated, ..) = compare(&[&before, &after, "--min-effect", "6%"]);
@@ -73,10 +73,10 @@ fn exit_code_is_1_for_a_regression_beyond_the_minimum_effect() {
 
 #[test]
 fn bisect_exit_code_is_125_for_an_inconclusive_result() {
-    let inputs = Inputs::new();
-    let one = inputs.log("one", TIMES, 1);
-    let slow = inputs.log("slow", [900_000, 200_000, 300_000], 1);
-    let same = inputs.log("same", TIMES, 20);
+    let inputs = InputDirectory::new();
+    let one = inputs.write_log("one", PHASE_TIMES, 1);
+    let slow = inputs.write_log("slow", [900_000, 200_000, 300_000], 1);
+    let same = inputs.write_log("same", PHASE_TIMES, 20);
     let [one, slow, same] = [&one, &slow, &same].map(String::as_str);
     for (arguments, code) in
         [(&[one, slow][..], 0), (&["--bisect", one, slow], 125), (&["--bisect", same, same], 0)]
@@ -87,8 +87,8 @@ fn bisect_exit_code_is_125_for_an_inconclusive_result() {
 
 #[test]
 fn a_report_is_not_written_over_an_input() {
-    let inputs = Inputs::new();
-    let (before, after) = (inputs.log("before", TIMES, 1), inputs.log("after", TIMES, 1));
+    let inputs = InputDirectory::new();
+    let [before, after] = ["before", "after"].map(|name| inputs.write_log(name, PHASE_TIMES, 1));
     let (link, out) = (inputs.path("link"), inputs.path("out"));
     std::os::unix::fs::symlink(&after, &link).unwrap();
     let whole = fs::read_to_string(&after).unwrap();
@@ -102,9 +102,9 @@ fn a_report_is_not_written_over_an_input() {
 }
 
 #[test]
-fn an_unusable_input_is_refused_as_a_whole_with_its_name() {
-    let inputs = Inputs::new();
-    let whole = inputs.log("whole", TIMES, 3);
+fn an_unusable_input_is_refused_with_its_name() {
+    let inputs = InputDirectory::new();
+    let whole = inputs.write_log("whole", PHASE_TIMES, 3);
     let text = fs::read_to_string(&whole).unwrap();
     let cut = inputs.write("cut", &text[..text.rfind("KVM_UPDATE").unwrap()]);
     for (side, expected) in [
@@ -127,9 +127,9 @@ fn an_unusable_input_is_refused_as_a_whole_with_its_name() {
 
 #[test]
 fn several_files_form_one_side() {
-    let inputs = Inputs::new();
+    let inputs = InputDirectory::new();
     let files = |name: &str, ns: u64| -> Vec<String> {
-        let file = |at: u64| inputs.log(&format!("{name}{at}"), [ns + at * 10, 1000, 1000], 1);
+        let file = |i: u64| inputs.write_log(&format!("{name}{i}"), [ns + i * 10, 1000, 1000], 1);
         (0..6).map(file).collect()
     };
     let (before, after) = (files("before", 100_000), files("after", 120_000));
@@ -142,7 +142,7 @@ fn several_files_form_one_side() {
     arguments.splice(0..0, ["-o", &out, "--paired"]);
     let (written, nothing, _) = compare(&arguments);
 
-    // Six pairs are too few for three phases.
+    // Six pairs are too few for a significant result in three phases.
     assert_eq!((printed, written), (Some(1), Some(0)));
     assert!(text.contains("6 runs a side"), "{text}");
     assert!(nothing.is_empty());
@@ -151,9 +151,9 @@ fn several_files_form_one_side() {
 }
 
 #[test]
-fn every_format_is_printed() {
-    let inputs = Inputs::new();
-    let log = &inputs.log("log", [1000, 2000, 3000], 1);
+fn markdown_and_json_are_printed() {
+    let inputs = InputDirectory::new();
+    let log = &inputs.write_log("log", [1000, 2000, 3000], 1);
 
     let (_, markdown, _) = compare(&[log, log, "--format", "markdown"]);
     let (_, json, _) = compare(&[log, log, "--format", "json"]);
@@ -164,7 +164,7 @@ fn every_format_is_printed() {
     assert_eq!(json["configurations"][0]["phases"][0]["time"]["ratio"], 1.0);
 }
 
-/// Runs `git bisect` in a repository in which each commit holds the result of one kernel.
+/// Runs `git bisect` in a repository in which each commit contains the result of one kernel.
 #[test]
 fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
     // The medians of DC CIVAC from base to patch 7, as in the README of the 5.10 series.
@@ -191,7 +191,7 @@ fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
         git(&["add", "results.jsonl"]);
         git(&["commit", "--quiet", "--allow-empty", "-m", &format!("patch {patch}")]);
     }
-    let outside = Inputs::new();
+    let outside = InputDirectory::new();
     let base = outside.write("base.jsonl", &git(&["show", "HEAD~7:results.jsonl"]));
 
     git(&["bisect", "start", "--term-old=many", "--term-new=few", "HEAD", "HEAD~7"]);
@@ -214,12 +214,12 @@ fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
 
 #[test]
 fn a_sweep_beyond_the_limits_is_refused_before_it_starts() {
-    let inputs = Inputs::new();
+    let inputs = InputDirectory::new();
     let file = inputs.path("sweep.jsonl");
     for (sweep, expected) in
         [("size=1M,2T", "2T is too large"), ("vcpus=1,99999999", "99999999 is too large")]
     {
-        let arguments = ["bench", "--engine", "model", "--sweep", sweep, "--json", &file];
+        let arguments = ["bench", "--engine", "software", "--sweep", sweep, "--json", &file];
         let (code, _, error) = granule(&arguments);
         assert_eq!(code, Some(2), "{error}");
         assert!(error.contains(expected), "{error}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule lab host-kernel --dry-run`: refused arguments and the printed plan.
+//! Refused arguments and the printed build of `granule lab host-kernel --dry-run`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
@@ -20,16 +20,15 @@ fn host_kernel(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Writes a file; returns its path.
-fn write(path: &Path, text: &str) -> String {
+fn write_file(path: &Path, text: &str) -> String {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
 /// Creates a kernel tree with the files that the command reads; returns its path.
-fn tree(directory: &Path, patch_level: u32) -> String {
-    write(&directory.join("Makefile"), &format!("VERSION = 5\nPATCHLEVEL = {patch_level}\n"));
+fn create_tree(directory: &Path, patch_level: u32) -> String {
+    write_file(&directory.join("Makefile"), &format!("VERSION = 5\nPATCHLEVEL = {patch_level}\n"));
     fs::create_dir_all(directory.join("arch/arm64")).unwrap();
     directory.to_str().unwrap().to_owned()
 }
@@ -48,12 +47,12 @@ fn assert_refused(arguments: &[&str], message: &str) -> String {
 fn unusable_inputs_are_refused_in_one_line() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
-    let config = write(&path("config"), CONFIG);
-    let foreign = write(&path("x86"), "CONFIG_X86_64=y\nCONFIG_KVM=m\n");
-    let no_kvm = write(&path("no-kvm"), "CONFIG_ARM64=y\n");
-    let other = tree(&path("5.11"), 11);
-    let built = tree(&path("built"), 10);
-    write(&path("built/vmlinux"), "");
+    let config = write_file(&path("config"), CONFIG);
+    let foreign = write_file(&path("x86"), "CONFIG_X86_64=y\nCONFIG_KVM=m\n");
+    let no_kvm = write_file(&path("no-kvm"), "CONFIG_ARM64=y\n");
+    let other = create_tree(&path("5.11"), 11);
+    let built = create_tree(&path("built"), 10);
+    write_file(&path("built/vmlinux"), "");
     let empty = directory.path().to_str().unwrap();
     for (arguments, message) in [
         (&["--series", "none"][..], "unknown series 'none' for Linux 5.10; expected one of: "),
@@ -84,8 +83,8 @@ fn another_architecture_requires_a_configuration() {
 #[test]
 fn both_kernels_differ_only_in_the_series() {
     let directory = tempfile::tempdir().unwrap();
-    let config = write(&directory.path().join("config"), CONFIG);
-    let source = tree(&directory.path().join("linux"), 10);
+    let config = write_file(&directory.path().join("config"), CONFIG);
+    let source = create_tree(&directory.path().join("linux"), 10);
     let out = directory.path().join("out");
     let common = ["--config", &config, "--source", &source, "--out", out.to_str().unwrap()];
     let planned = |more: &[&str]| {
@@ -107,7 +106,8 @@ fn both_kernels_differ_only_in_the_series() {
     assert_eq!(count(&both, "--strip=1"), patches);
     assert_eq!((count(&plain, "--strip=1"), count(&plain, "-j3 bindeb-pkg")), (0, 1), "{plain}");
     assert_eq!(count(&series, "--strip=1"), patches);
-    let (_, series) = series.split_once('\n').unwrap(); // The plan of both creates the output directory once.
+    // A build of both kernels creates the output directory once.
+    let (_, series) = series.split_once('\n').unwrap();
     let jobs = both.split_whitespace().find(|word| word.starts_with("-j")).unwrap();
     assert_eq!(both, plain.replace("-j3", jobs) + series);
     assert!(!out.exists(), "a dry run creates nothing");

@@ -7,12 +7,12 @@ use granule_pgtable_test::config::{NothingLoggedError, PhaseSelection};
 use granule_types::{
     backing::Backing,
     guest_mode::GuestMode,
-    units::{Bytes, GuestAddress, size_above_zero},
+    units::{Bytes, GuestAddress, parse_nonzero_size},
 };
 
 use super::values::{
-    CpuList, DirtyLogMode, Engine, GuestMapping, SweepValue, SweepValues, Switch, address, count,
-    unless_default,
+    CpuList, DirtyLogOption, Engine, GuestMapOption, SweepValue, SweepValues, Switch,
+    name_unless_default, parse_address, parse_count,
 };
 
 /// Options of `granule bench`.
@@ -46,13 +46,13 @@ pub struct WorkloadArgs {
     )]
     pub(super) backing: Backing,
     /// Size of the memory under test, with K, M or G [default: 1G]
-    #[arg(short = 'b', long, value_name = "SIZE", value_parser = size_above_zero)]
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse_nonzero_size)]
     pub(super) memory: Option<Bytes>,
     /// Number of vCPUs [default: 1]
-    #[arg(short = 'v', long, value_name = "VCPUS", value_parser = count)]
+    #[arg(short = 'v', long, value_name = "VCPUS", value_parser = parse_count)]
     pub(super) vcpus: Option<NonZeroU32>,
     /// Number of iterations, each from untouched memory
-    #[arg(short = 'i', long, value_name = "N", default_value = "1", value_parser = count)]
+    #[arg(short = 'i', long, value_name = "N", default_value = "1", value_parser = parse_count)]
     pub(super) iterations: NonZeroU32,
     /// Run once for each value of vcpus=1,2,4 or size=64M,256M, in place of -v or -b; two sweeps
     /// make a matrix
@@ -62,7 +62,7 @@ pub struct WorkloadArgs {
     /// phase that kvm_page_table_test prints as KVM_ADJUST_MAPPINGS
     #[arg(long, value_name = "PHASES", default_value_t = PhaseSelection::all())]
     pub(super) phases: PhaseSelection,
-    /// Omit create: log from untouched memory, so that update maps page by page
+    /// Omit create: start dirty logging with untouched memory, so that update maps page by page
     #[arg(long, conflicts_with = "migrate")]
     pub(super) log_untouched: bool,
     /// Run a migration instead of the phases: the vCPUs write random pages, the host collects the
@@ -75,7 +75,7 @@ pub struct WorkloadArgs {
         value_parser = clap::value_parser!(u32).range(1..=10_000)
     )]
     pub(super) migrate: Option<u32>,
-    /// With --migrate: length of a round in milliseconds
+    /// Length of a round of --migrate in milliseconds
     #[arg(
         long,
         value_name = "MS",
@@ -84,11 +84,11 @@ pub struct WorkloadArgs {
         value_parser = clap::value_parser!(u32).range(1..=60_000)
     )]
     pub(super) round_ms: u32,
-    /// Seed of the schedule: delays the vCPUs' starts, repeatably; 0 delays nothing
+    /// Seed of the schedule: determines the start delay of each vCPU; 0 selects no delays
     #[arg(long, value_name = "SEED", default_value = "0")]
     pub(super) seed: u64,
-    /// Limit of the time that the vCPUs work in one phase, in seconds
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = count)]
+    /// Time limit of the vCPUs in one phase, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = parse_count)]
     pub(super) deadline: NonZeroU32,
 }
 
@@ -101,14 +101,14 @@ pub struct GuestArgs {
     #[arg(short = 'm', long, value_name = "MODE")]
     pub(super) mode: Option<GuestMode>,
     /// Guest-physical address of the memory under test [default: the top of the mode's addresses]
-    #[arg(short = 'p', long, value_name = "OFFSET", value_parser = address)]
+    #[arg(short = 'p', long, value_name = "OFFSET", value_parser = parse_address)]
     pub(super) phys_offset: Option<GuestAddress>,
     /// Width of guest-physical addresses [default: the smallest that fits]
     #[arg(long, value_name = "BITS")]
     pub(super) ipa_bits: Option<u8>,
     /// Mapping of the memory under test by the guest's stage-1 tables
     #[arg(long, value_enum, default_value_t)]
-    pub(super) guest_map: GuestMapping,
+    pub(super) guest_map: GuestMapOption,
 }
 
 /// Options of the host and of the engine.
@@ -121,7 +121,7 @@ pub struct HostArgs {
     /// Populate the memory in the host first, so that no phase contains its faults and zeroing
     #[arg(long)]
     pub(super) prefault: bool,
-    /// Continue when the host provides other pages than configured; the results name them
+    /// Continue if the host provides other pages than configured; the results name them
     #[arg(long)]
     pub(super) accept_fallback: bool,
     /// Pin the vCPUs to these CPUs (0-3,8), in turn if there are fewer than vCPUs
@@ -129,11 +129,11 @@ pub struct HostArgs {
     pub(super) pin: Option<CpuList>,
     /// Mode of dirty logging
     #[arg(long, value_enum, default_value_t)]
-    pub(super) dirty_log: DirtyLogMode,
+    pub(super) dirty_log: DirtyLogOption,
     /// Split blocks eagerly when dirty logging starts, in chunks of SIZE (a block size of stage 2)
     #[arg(long, value_name = "SIZE")]
     pub(super) eager_split: Option<Bytes>,
-    /// With --engine model: policy of the fault path, linux-5.10, linux-5.10+series, linux-6.1,
+    /// Policy of the fault path with --engine software: linux-5.10, linux-5.10+series, linux-6.1,
     /// linux-6.12, linux-6.12+wait, linux-6.12+series or granule [default: granule]
     #[arg(long, value_name = "PRESET")]
     pub(super) policy: Option<String>,
@@ -146,7 +146,7 @@ pub struct OutputArgs {
     /// Write one JSON object for each phase to this file; - is standard output
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Count the kernel's events (guest faults, exits), which takes a little time
+    /// Count kernel events (stage-2 aborts, exits), which costs a little time
     #[arg(long, value_enum, default_value_t)]
     pub(super) events: Switch,
 }
@@ -157,21 +157,21 @@ pub struct OutputArgs {
 pub struct SweepConflict(pub(super) &'static str, pub(super) &'static str);
 
 impl Args {
-    /// Checks the options of all points, so that errors are reported before the first run.
+    /// Checks the options of all runs, so that errors are reported before the first one.
     pub(super) fn check(&self) -> Result<(), Box<dyn Error>> {
-        SweepValues::one_of_each(&self.workload.sweep)?;
+        SweepValues::check_unique(&self.workload.sweep)?;
         self.check_sweeps()?;
         self.selected_phases()?;
-        if self.host.engine == Engine::Model {
-            for point in &self.points() {
+        if self.host.engine == Engine::Software {
+            for point in &self.sweep_points() {
                 point.software_config()?.check()?;
             }
         }
         Ok(())
     }
 
-    /// Returns the arguments of each point of the sweeps, or these arguments without a sweep.
-    pub(super) fn points(&self) -> Vec<Self> {
+    /// Returns the arguments of each run: one for each combination of swept values.
+    pub(super) fn sweep_points(&self) -> Vec<Self> {
         let mut points = vec![self.clone()];
         for sweep in &self.workload.sweep {
             let at = |point: &Self, value: SweepValue| {
@@ -200,12 +200,10 @@ impl Args {
         workload.sweep.iter().find_map(conflict).map_or(Ok(()), Err)
     }
 
-    /// Returns the number of vCPUs.
     pub(super) fn vcpus(&self) -> u32 {
         self.workload.vcpus.map_or(1, NonZeroU32::get)
     }
 
-    /// Returns the size of the memory under test.
     pub(super) fn memory(&self) -> Bytes {
         self.workload.memory.unwrap_or(Bytes::gib(1))
     }
@@ -216,22 +214,21 @@ impl Args {
         [
             ("ipa-bits", self.guest.ipa_bits.as_ref().and_then(|bits| named(bits))),
             ("pin", self.host.pin.as_ref().and_then(|list| named(list))),
-            ("dirty-log", unless_default(self.host.dirty_log)),
+            ("dirty-log", name_unless_default(self.host.dirty_log)),
             ("eager-split", self.host.eager_split.as_ref().and_then(|size| named(size))),
             ("log-untouched", self.workload.log_untouched.then(|| "yes".to_owned())),
             ("migrate", self.workload.migrate.as_ref().and_then(|n| named(n))),
             ("round-ms", self.workload.migrate.and_then(|_| named(&self.workload.round_ms))),
-            ("guest-map", unless_default(self.guest.guest_map)),
+            ("guest-map", name_unless_default(self.guest.guest_map)),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name.to_owned(), value?)))
         .collect()
     }
 
-    /// Returns the phases to run.
     pub(super) fn selected_phases(&self) -> Result<PhaseSelection, NothingLoggedError> {
         match self.workload.log_untouched {
-            true => self.workload.phases.clone().logging_untouched(),
+            true => self.workload.phases.clone().without_create(),
             false => Ok(self.workload.phases.clone()),
         }
     }

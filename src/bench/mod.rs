@@ -2,7 +2,7 @@
 //! `granule bench`: runs the page-table test.
 //!
 //! `-m -p -b -v -s` and the lines on standard output are those of the kernel's
-//! `kvm_page_table_test`. With `--json -` the records go to standard output and the lines to
+//! `kvm_page_table_test`. With `--json -`, records are written to standard output and the lines to
 //! standard error.
 
 mod args;
@@ -11,6 +11,7 @@ mod tests;
 pub(super) mod values;
 
 use std::{
+    error::Error,
     io::{self, Write},
     path::Path,
     time::Duration,
@@ -27,33 +28,30 @@ use granule_pgtable_test::{
 use granule_report::results::RecordWriter;
 use granule_types::{guest_mode::GuestMode, units::Bytes};
 
-use super::{CommandOutcome, CommandResult, report};
+use super::{CommandOutcome, CommandResult, print_error};
 pub use args::Args;
-use values::{DirtyLogMode, Engine, GuestMapping, Switch};
+use values::{DirtyLogOption, Engine, GuestMapOption, Switch};
 
 /// Runs `granule bench`.
-///
-/// # Errors
-/// The test cannot run as configured.
 pub fn run(args: Args) -> CommandResult {
     args.check()?;
     let mut json = None;
-    let points = args.points();
+    let points = args.sweep_points();
     for point in &points {
-        if run_one(point, points.len() as u64, &mut json)? == CommandOutcome::Failed {
+        if run_point(point, points.len() as u64, &mut json)? == CommandOutcome::Failed {
             return Ok(CommandOutcome::Failed);
         }
     }
     Ok(CommandOutcome::Done)
 }
 
-/// Runs the test once, as one of `runs`. The first run with a machine creates the file `json`.
-fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandResult {
-    let (mut machine, mode) = make_machine(args)?;
+/// Runs the test once, as one of `runs`. The first run creates the file of `json`.
+fn run_point(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandResult {
+    let (mut machine, mode) = create_machine(args)?;
     let plan = args.plan(mode, machine.region().size);
-    // Created after the machine, so that a run that cannot start keeps an existing file.
+    // The file is created after the machine: a failed start truncates no existing file.
     if let (None, Some(path)) = (&json, &args.output.json) {
-        *json = Some(RecordWriter::create(path, runs * plan.records())?);
+        *json = Some(RecordWriter::create(path, runs * plan.record_count())?);
     }
     let to: Box<dyn Write> = match args.output.json.as_deref() == Some(Path::new("-")) {
         true => Box::new(io::stderr()),
@@ -62,23 +60,23 @@ fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandRe
     let mut lines = LogLines::new(to, plan.config.clone(), plan.iterations);
     let result = harness::run(machine.as_mut(), &plan, &mut |progress| {
         lines.print(&progress)?;
-        if let (harness::RunEvent::Phase(record), Some(json)) = (&progress, json.as_mut()) {
+        if let (harness::RunEvent::PhaseComplete(record), Some(json)) = (&progress, json.as_mut()) {
             json.write(record)?;
         }
         Ok(())
     });
     match result {
         Ok(()) => Ok(CommandOutcome::Done),
-        Err(error @ (HarnessError::Start(_) | HarnessError::Observer(_))) => Err(error.into()),
+        Err(error @ (HarnessError::StartVcpus(_) | HarnessError::Observer(_))) => Err(error.into()),
         Err(error) => {
-            report(&error);
+            print_error(&error);
             Ok(CommandOutcome::Failed)
         }
     }
 }
 
 /// Creates the machine of the selected engine, and returns it with its guest mode.
-fn make_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn std::error::Error>> {
+fn create_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn Error>> {
     let mode = args.guest.mode.unwrap_or(GuestMode::P48V48_4K);
     Ok(match args.host.engine {
         Engine::Kvm => {
@@ -86,7 +84,7 @@ fn make_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn st
             let mode = machine.mode();
             (Box::new(machine), mode)
         }
-        Engine::Model => (Box::new(SoftwareMachine::new(&args.software_config()?)?), mode),
+        Engine::Software => (Box::new(SoftwareMachine::new(&args.software_config()?)?), mode),
     })
 }
 
@@ -95,7 +93,7 @@ fn make_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn st
 #[error("{0} requires --engine {1}; omit it, or select that engine")]
 struct WrongEngine(&'static str, &'static str);
 
-/// The machine and the plan that the options describe.
+/// Conversion of the options to machine configurations and a plan.
 impl Args {
     /// Returns the plan of a run with this guest mode and memory size.
     fn plan(&self, mode: GuestMode, memory: Bytes) -> RunPlan {
@@ -108,33 +106,32 @@ impl Args {
                 round_time: Duration::from_millis(workload.round_ms.into()),
             }),
             deadline: Duration::from_secs(workload.deadline.get().into()),
-            accept_fallback: self.host.accept_fallback,
+            accepts_fallback: self.host.accept_fallback,
             ..RunPlan::new(mode.to_string(), workload.backing, memory, self.vcpus())
         };
         plan.config.seed = workload.seed;
         // The software machine always populates its memory.
-        plan.config.prefault = self.host.prefault || self.host.engine == Engine::Model;
+        plan.config.prefault = self.host.prefault || self.host.engine == Engine::Software;
         plan.config.options = self.options();
         plan
     }
 
-    /// Returns the configuration of a machine on KVM.
     fn kvm_config(&self) -> Result<KvmConfig, WrongEngine> {
         if self.host.policy.is_some() {
-            return Err(WrongEngine("--policy", "model"));
+            return Err(WrongEngine("--policy", "software"));
         }
         let vcpus = self.vcpus();
         Ok(KvmConfig {
             mode: self.guest.mode,
             phys_offset: self.guest.phys_offset,
             prefault: self.host.prefault,
-            accept_fallback: self.host.accept_fallback,
-            pin: self.host.pin.as_ref().map_or_else(Vec::new, |list| list.for_vcpus(vcpus)),
+            accepts_fallback: self.host.accept_fallback,
+            pinned_cpus: self.host.pin.as_ref().map_or_else(Vec::new, |list| list.for_vcpus(vcpus)),
             ipa_bits: self.guest.ipa_bits,
-            dirty: self.host.dirty_log.into(),
+            dirty_mode: self.host.dirty_log.into(),
             eager_split: self.host.eager_split,
             guest_map: self.guest.guest_map.into(),
-            events: self.output.events == Switch::On,
+            counts_events: self.output.events == Switch::On,
             ..KvmConfig::new(self.workload.backing, self.memory(), vcpus)
         })
     }
@@ -145,9 +142,9 @@ impl Args {
             ("--phys-offset", self.guest.phys_offset.is_some()),
             ("--pin", self.host.pin.is_some()),
             ("--ipa-bits", self.guest.ipa_bits.is_some()),
-            ("--dirty-log", self.host.dirty_log != DirtyLogMode::default()),
+            ("--dirty-log", self.host.dirty_log != DirtyLogOption::default()),
             ("--eager-split", self.host.eager_split.is_some()),
-            ("--guest-map", self.guest.guest_map != GuestMapping::default()),
+            ("--guest-map", self.guest.guest_map != GuestMapOption::default()),
             ("--migrate", self.workload.migrate.is_some()),
         ];
         if let Some((option, _)) = given.into_iter().find(|(_, is_given)| *is_given) {

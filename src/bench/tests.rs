@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Options of `granule bench`.
+//! Tests of the options of `granule bench`.
 
 use clap::Parser;
 use granule_pgtable_test::{
@@ -15,19 +15,19 @@ use granule_vmm::kvm::memslot::DirtyMode;
 use super::{Args, WrongEngine, args::SweepConflict};
 
 #[derive(Debug, Parser)]
-struct Cli {
+struct BenchArgs {
     #[command(flatten)]
     bench: Args,
 }
 
 fn parse(line: &str) -> Result<Args, String> {
-    Cli::try_parse_from(line.split_whitespace())
+    BenchArgs::try_parse_from(line.split_whitespace())
         .map(|cli| cli.bench)
         .map_err(|error| error.to_string())
 }
 
 #[test]
-fn the_kernels_options_have_the_kernels_meaning() {
+fn options_of_kvm_page_table_test_have_the_same_meaning() {
     let args = parse("bench -m 2 -s anonymous_hugetlb_2mb -b 64M -v 16 -p 0x40000000").unwrap();
 
     let machine = args.kvm_config().unwrap();
@@ -39,7 +39,7 @@ fn the_kernels_options_have_the_kernels_meaning() {
 }
 
 #[test]
-fn defaults_equal_the_kernels() {
+fn defaults_equal_those_of_kvm_page_table_test() {
     let args = parse("bench").unwrap();
 
     let machine = args.kvm_config().unwrap();
@@ -50,14 +50,14 @@ fn defaults_equal_the_kernels() {
 }
 
 #[test]
-fn vcpus_are_pinned_in_turn() {
+fn vcpus_are_pinned_round_robin() {
     let args = parse("bench -v 5 --pin 0-1,7 --events off --dirty-log manual").unwrap();
 
     let machine = args.kvm_config().unwrap();
 
-    assert_eq!(machine.pin, [0, 1, 7, 0, 1]);
-    assert!(!machine.events);
-    assert_eq!(machine.dirty, DirtyMode::Manual);
+    assert_eq!(machine.pinned_cpus, [0, 1, 7, 0, 1]);
+    assert!(!machine.counts_events);
+    assert_eq!(machine.dirty_mode, DirtyMode::Manual);
 }
 
 #[test]
@@ -90,28 +90,28 @@ fn log_untouched_requires_update() {
 
 #[test]
 fn each_engine_refuses_the_options_of_the_other() {
-    let plain = parse("bench --engine model").unwrap();
+    let plain = parse("bench --engine software").unwrap();
     let named = parse("bench --engine model --policy linux-5.10 -v 8").unwrap();
-    let pinned = parse("bench --engine model --pin 0").unwrap();
-    let migrating = parse("bench --migrate 4 --engine model").unwrap();
+    let pinned = parse("bench --engine software --pin 0").unwrap();
+    let migrating = parse("bench --migrate 4 --engine software").unwrap();
     let kvm = parse("bench --policy granule").unwrap();
 
     assert_eq!(plain.software_config().unwrap().policy, DEFAULT_POLICY);
     assert_eq!(named.software_config().unwrap().policy, "linux-5.10");
     assert_eq!(pinned.software_config(), Err(WrongEngine("--pin", "kvm")));
     assert_eq!(migrating.software_config(), Err(WrongEngine("--migrate", "kvm")));
-    assert_eq!(kvm.kvm_config(), Err(WrongEngine("--policy", "model")));
+    assert_eq!(kvm.kvm_config(), Err(WrongEngine("--policy", "software")));
 }
 
 #[test]
 fn sweeps_make_a_matrix() {
     let args = parse("bench -s shmem --sweep vcpus=1,2,4 --sweep size=2M,8M").unwrap();
-    let points: Vec<_> = args.points().iter().map(|p| (p.vcpus(), p.memory())).collect();
+    let points: Vec<_> = args.sweep_points().iter().map(|p| (p.vcpus(), p.memory())).collect();
     let (small, large) = (Bytes::mib(2), Bytes::mib(8));
     let expected = [(1, small), (1, large), (2, small), (2, large), (4, small), (4, large)];
     assert_eq!(points, expected);
-    assert!(args.points().iter().all(|point| point.workload.backing == Backing::Shmem));
-    assert_eq!(parse("bench -v 3").unwrap().points().len(), 1);
+    assert!(args.sweep_points().iter().all(|point| point.workload.backing == Backing::Shmem));
+    assert_eq!(parse("bench -v 3").unwrap().sweep_points().len(), 1);
 }
 
 #[test]
@@ -131,10 +131,10 @@ fn an_option_conflicts_with_its_own_sweep() {
 #[test]
 fn counts_below_one_are_refused() {
     for (line, words) in [
-        ("-v 0", "'0' for '--vcpus <VCPUS>': expected a whole number from 1 on"),
-        ("-v two", "expected a whole number from 1 on"),
+        ("-v 0", "'0' for '--vcpus <VCPUS>': expected a whole number of at least 1"),
+        ("-v two", "expected a whole number of at least 1"),
         ("-v 5000000000", "expected a whole number from 1 to 4294967295"),
-        ("-i 0", "expected a whole number from 1 on"),
+        ("-i 0", "expected a whole number of at least 1"),
     ] {
         let error = parse(&format!("bench {line}")).unwrap_err();
         assert!(error.contains(words), "{error}");

@@ -5,7 +5,7 @@ use std::{fmt, num::NonZeroU32};
 
 use clap::ValueEnum;
 use granule_pgtable_test::config::GuestMap;
-use granule_types::units::{Bytes, GuestAddress, size_above_zero};
+use granule_types::units::{Bytes, GuestAddress, parse_nonzero_size};
 
 use granule_vmm::kvm::memslot::DirtyMode;
 
@@ -16,64 +16,65 @@ pub enum Engine {
     #[default]
     Kvm,
     /// The software machine: threads on the stage-2 engine, on any computer
-    Model,
+    #[value(alias = "model")]
+    Software,
 }
 
 /// Mode of dirty logging.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum DirtyLogMode {
-    /// Reading the bitmap clears it
+pub enum DirtyLogOption {
+    /// A read of the bitmap clears it
     #[default]
     Plain,
     /// A separate call clears the bitmap
     Manual,
-    /// As manual, with every page initially dirty
+    /// Manual mode with every page initially dirty
     InitiallySet,
     /// A dirty ring for each vCPU
     Ring,
 }
 
-impl From<DirtyLogMode> for DirtyMode {
-    fn from(log: DirtyLogMode) -> Self {
+impl From<DirtyLogOption> for DirtyMode {
+    fn from(log: DirtyLogOption) -> Self {
         match log {
-            DirtyLogMode::Plain => Self::Plain,
-            DirtyLogMode::Manual => Self::Manual,
-            DirtyLogMode::InitiallySet => Self::ManualInitiallySet,
-            DirtyLogMode::Ring => Self::Ring,
+            DirtyLogOption::Plain => Self::Plain,
+            DirtyLogOption::Manual => Self::Manual,
+            DirtyLogOption::InitiallySet => Self::ManualInitiallySet,
+            DirtyLogOption::Ring => Self::Ring,
         }
     }
 }
 
 /// Mapping of the memory under test by the guest's stage-1 tables.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum GuestMapping {
-    /// By the largest blocks that fit
+pub enum GuestMapOption {
+    /// Largest blocks that fit
     #[default]
     Blocks,
-    /// By pages, as the kernel's test does; create then contains the faults of the tables
+    /// Pages, as in the kernel's test; create then includes faults on the stage-1 tables
     Pages,
 }
 
-impl From<GuestMapping> for GuestMap {
-    fn from(map: GuestMapping) -> Self {
+impl From<GuestMapOption> for GuestMap {
+    fn from(map: GuestMapOption) -> Self {
         match map {
-            GuestMapping::Blocks => Self::Blocks,
-            GuestMapping::Pages => Self::Pages,
+            GuestMapOption::Blocks => Self::Blocks,
+            GuestMapOption::Pages => Self::Pages,
         }
     }
 }
 
-/// A switch.
+/// Value of an option that is on or off.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// Count
+    /// Enabled
     #[default]
     On,
-    /// Do not count
+    /// Disabled
     Off,
 }
 
-/// Host CPUs, in list order.
+/// Host CPUs in the order of the option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuList(Vec<usize>);
 
@@ -109,7 +110,7 @@ impl CpuList {
     }
 }
 
-/// Value of a swept quantity.
+/// Value of a parameter in a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SweepValue {
     /// Number of vCPUs.
@@ -118,13 +119,13 @@ pub enum SweepValue {
     Memory(Bytes),
 }
 
-/// Values of a swept quantity, at least one. The test runs once for each.
+/// Values of a parameter in a sweep, at least one. The test runs once for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SweepValues(pub(super) Vec<SweepValue>);
 
 impl SweepValues {
-    /// Checks that each quantity is swept at most once.
-    pub(super) fn one_of_each(sweeps: &[Self]) -> Result<(), String> {
+    /// Checks that no parameter has two sweeps.
+    pub(super) fn check_unique(sweeps: &[Self]) -> Result<(), String> {
         let vcpus = sweeps.iter().filter(|sweep| matches!(sweep.0[0], SweepValue::Vcpus(_)));
         let vcpus = vcpus.count();
         match vcpus <= 1 && sweeps.len() - vcpus <= 1 {
@@ -145,17 +146,17 @@ impl SweepValues {
         }
         let value = |text: &&str| match name {
             "vcpus" => {
-                count(text).map(SweepValue::Vcpus).map_err(|what| format!("'{text}': {what}"))
+                parse_count(text).map(SweepValue::Vcpus).map_err(|what| format!("'{text}': {what}"))
             }
-            "size" => size_above_zero(text).map(SweepValue::Memory),
+            "size" => parse_nonzero_size(text).map(SweepValue::Memory),
             _ => Err(format!("unknown sweep '{name}'; expected vcpus or size")),
         };
         values.iter().map(value).collect::<Result<_, _>>().map(Self)
     }
 }
 
-/// Returns a value's name on the command line, or `None` for the default.
-pub(super) fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Option<String> {
+/// Returns the name of a value on the command line, or `None` for the default.
+pub(super) fn name_unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Option<String> {
     if value == T::default() {
         return None;
     }
@@ -163,16 +164,15 @@ pub(super) fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Op
 }
 
 /// Parses a count of at least one.
-pub(super) fn count(text: &str) -> Result<NonZeroU32, String> {
+pub(super) fn parse_count(text: &str) -> Result<NonZeroU32, String> {
     let wrong = |_| match text.parse::<u64>() {
         Ok(1..) => format!("expected a whole number from 1 to {}", u32::MAX),
-        _ => "expected a whole number from 1 on".to_owned(),
+        _ => "expected a whole number of at least 1".to_owned(),
     };
     text.parse().map_err(wrong)
 }
 
-/// Parses a guest-physical address.
-pub(super) fn address(text: &str) -> Result<GuestAddress, String> {
+pub(super) fn parse_address(text: &str) -> Result<GuestAddress, String> {
     match text.parse::<Bytes>() {
         Ok(Bytes(offset)) => Ok(GuestAddress(offset)),
         Err(_) => Err("expected an address, such as 0x40000000 or 1G".to_owned()),

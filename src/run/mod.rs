@@ -6,11 +6,11 @@ mod values;
 use std::{path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
-use granule_types::units::{Bytes, size_above_zero};
+use granule_types::units::{Bytes, parse_nonzero_size};
 
 use super::{
     CommandOutcome, CommandResult,
-    bench::values::{DirtyLogMode, Switch},
+    bench::values::{DirtyLogOption, Switch},
 };
 use granule_vmm::vm::{
     config::{
@@ -28,7 +28,7 @@ use granule_vmm::vm::{
     after_help = format!(
         "On a terminal every key goes to the guest, Ctrl-C included: {}.\n\nExit code: 0 the guest \
          powered off or was stopped, 1 it crashed or a vCPU failed, 2 it could not be started.",
-        terminal::HELP
+        terminal::ESCAPE_KEY_HELP
     )
 )]
 pub struct Args {
@@ -38,19 +38,19 @@ pub struct Args {
     /// Initramfs file
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
-    /// Kernel command line; by default console= with the name of the console
+    /// Kernel command line [default: console= with the name of the console]
     #[arg(long, value_name = "TEXT")]
     cmdline: Option<String>,
     /// Model of the guest's serial port
     #[arg(long, value_enum, default_value_t)]
     serial: SerialOption,
-    /// Device of the guest that the terminal is connected to
+    /// Guest device that is connected to the terminal
     #[arg(long, value_enum, default_value_t)]
     console: ConsoleOption,
     /// Number of vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     vcpus: u32,
-    // Clap prints the brackets; an escape would be printed too.
+    // Clap would print escapes of the brackets.
     #[allow(rustdoc::broken_intra_doc_links, reason = "not links")]
     /// Memory zone:
     /// SIZE[,backing=BACKING][,prefault=on][,shared=on][,align=SIZE][,host-numa-node=N], with the
@@ -67,20 +67,20 @@ pub struct Args {
     /// host needs the vhost_vsock module
     #[arg(long, value_name = "cid=N", value_parser = values::parse_vsock)]
     vsock: Option<VsockConfig>,
-    /// Balloon device, with which the guest returns free memory to the host
+    /// Balloon device, through which the guest returns free memory to the host
     #[arg(long, value_enum, default_value_t = Switch::Off)]
     balloon: Switch,
-    /// Width of guest-physical addresses in bits; by default the smallest that fits
+    /// Width of guest-physical addresses in bits [default: the smallest that fits]
     #[arg(long, value_name = "BITS")]
     ipa_bits: Option<u8>,
     /// Mode of dirty logging, which the control socket starts and stops
     #[arg(long, value_enum, default_value_t)]
-    dirty_log: DirtyLogMode,
+    dirty_log: DirtyLogOption,
     /// Chunk size of eager page splitting when dirty logging starts or the log is cleared: a block
     /// size of the host's stage 2, for example 2M
-    #[arg(long, value_name = "SIZE", value_parser = size_above_zero)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_size)]
     eager_split: Option<Bytes>,
-    /// Exit when the guest resets itself, instead of rebooting it
+    /// Exit instead of rebooting when the guest resets itself
     #[arg(long)]
     no_reboot: bool,
     /// Text on the guest's console that marks the start of its init; by default a write to the boot
@@ -95,10 +95,10 @@ pub struct Args {
     /// /v1/dirty/clear, /v1/balloon/SIZE
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
-    /// Change to this user (name or number) after all files are open; needs root
+    /// Change to this user (name or number) after all files are open; requires root
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// Change to this group; by default the user's own
+    /// Change to this group [default: the user's own]
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
     /// Confine the process to its open files (Landlock) and the system calls that it needs
@@ -117,7 +117,7 @@ pub enum SerialOption {
     Pl011,
 }
 
-/// Device that the terminal is connected to.
+/// Device that is connected to the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum ConsoleOption {
     /// The serial port
@@ -129,19 +129,16 @@ pub enum ConsoleOption {
 }
 
 /// Runs `granule run`.
-///
-/// # Errors
-/// The VM cannot be started.
 pub fn run(args: Args) -> CommandResult {
     let identity = Identity::find(args.user.as_deref(), args.group.as_deref())?;
     let options = RunOptions {
-        started: Instant::now(),
-        reboot: !args.no_reboot,
+        start_time: Instant::now(),
+        reboots_on_reset: !args.no_reboot,
         init_text: args.init_text.clone(),
         stats: args.stats.clone(),
         api_socket: args.api_socket.clone(),
         identity,
-        sandbox: args.sandbox == Switch::On,
+        is_sandboxed: args.sandbox == Switch::On,
     };
     Ok(match run::run(&vm_config(args), &options)? {
         VmOutcome::PowerOff | VmOutcome::Reset => CommandOutcome::Done,
@@ -174,13 +171,13 @@ fn vm_config(args: Args) -> VmConfig {
             disks: args.disk,
             nets: args.net,
             vsock: args.vsock,
-            balloon: args.balloon == Switch::On,
-            console: args.console == ConsoleOption::Virtio,
+            has_balloon: args.balloon == Switch::On,
+            has_console: args.console == ConsoleOption::Virtio,
         },
         vcpus: args.vcpus,
         memory: args.memory,
         ipa_bits: args.ipa_bits,
         eager_split: args.eager_split,
-        dirty: args.dirty_log.into(),
+        dirty_log: args.dirty_log.into(),
     }
 }

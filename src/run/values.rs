@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Parsers of option values with several parts:
+//! Parsers of the values of options with several parts:
 //!
 //! ```text
 //! --memory SIZE[,backing=…][,prefault=on][,shared=on][,align=…][,host-numa-node=N]
@@ -14,15 +14,14 @@ use granule_vmm::{
     vm::config::{DiskConfig, MemoryZone, NetConfig, VsockConfig},
 };
 
-/// Parses a memory zone.
 pub fn parse_zone(text: &str) -> Result<MemoryZone, String> {
     let mut parts = text.split(',');
     let size = parse_size(parts.next().unwrap_or_default())?;
     if size.0 == 0 {
         return Err("the size is zero: use at least one page".to_owned());
     }
-    let mut zone =
-        MemoryZone { size, backing: Backing::Anonymous, prefault: false, align: None, node: None };
+    let backing = Backing::Anonymous;
+    let mut zone = MemoryZone { size, backing, prefault: false, alignment: None, node: None };
     let mut shared = false;
     for part in parts {
         let Some((name, value)) = part.split_once('=') else {
@@ -32,7 +31,7 @@ pub fn parse_zone(text: &str) -> Result<MemoryZone, String> {
             "backing" => zone.backing = value.parse().map_err(|error| format!("{error}"))?,
             "prefault" => zone.prefault = parse_switch(name, value)?,
             "shared" => shared = parse_switch(name, value)?,
-            "align" => zone.align = Some(parse_alignment(value)?),
+            "align" => zone.alignment = Some(parse_alignment(value)?),
             "host-numa-node" => {
                 let not_a_node = |_| format!("host-numa-node={value} is not a NUMA node's number");
                 zone.node = Some(value.parse().map_err(not_a_node)?);
@@ -88,19 +87,18 @@ fn parse_alignment(value: &str) -> Result<Bytes, String> {
     Ok(size)
 }
 
-/// Parses a disk. A path may contain commas: only a final `readonly=` is an option.
+/// Parses a disk. A path may contain commas, so only a final `readonly=` is an option.
 pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {
-    let (path, read_only) = match text.rsplit_once(",readonly=") {
+    let (path, is_read_only) = match text.rsplit_once(",readonly=") {
         Some((path, value)) => (path, parse_switch("readonly", value)?),
         None => (text, false),
     };
     if path.is_empty() {
         return Err("the path is missing: use PATH[,readonly=on]".to_owned());
     }
-    Ok(DiskConfig { path: path.into(), read_only })
+    Ok(DiskConfig { path: path.into(), is_read_only })
 }
 
-/// Parses a network card.
 pub fn parse_net(text: &str) -> Result<NetConfig, String> {
     let (mut tap, mut mac) = (None, None);
     for part in text.split(',') {
@@ -116,7 +114,6 @@ pub fn parse_net(text: &str) -> Result<NetConfig, String> {
     Ok(NetConfig { tap, mac })
 }
 
-/// Parses the guest's vsock context ID.
 pub fn parse_vsock(text: &str) -> Result<VsockConfig, String> {
     let Some(number) = text.strip_prefix("cid=") else {
         return Err(format!("unknown option '{text}': use cid=N"));
@@ -139,7 +136,7 @@ fn parse_mac(text: &str) -> Result<MacAddress, String> {
     match bytes.map(MacAddress::try_from) {
         Some(Ok(mac)) if mac[0] & 1 == 0 => Ok(mac),
         Some(Ok(_)) => Err(format!("mac={text} is a group address: the first byte must be even")),
-        _ => Err(format!("mac={text} is not valid: use six bytes as 02:00:00:00:00:01")),
+        _ => Err(format!("mac={text} is not valid: use six bytes, such as 02:00:00:00:00:01")),
     }
 }
 
@@ -148,14 +145,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_zone_has_small_pages_unless_its_options_choose_others() {
+    fn a_zone_has_small_pages_unless_its_options_select_a_backing() {
         let (size, backing) = (Bytes::mib(512), Backing::Anonymous);
-        let plain = MemoryZone { size, backing, prefault: false, align: None, node: None };
+        let plain = MemoryZone { size, backing, prefault: false, alignment: None, node: None };
         let all = MemoryZone {
             size: Bytes::gib(4),
             backing: Backing::AnonymousHugetlb(Some(Bytes::gib(1))),
             prefault: true,
-            align: Some(Bytes::gib(1)),
+            alignment: Some(Bytes::gib(1)),
             node: Some(1),
         };
         let options = "4G,backing=anonymous_hugetlb_1gb,prefault=on,align=1G,host-numa-node=1";
@@ -173,10 +170,10 @@ mod tests {
 
     #[test]
     fn a_disk_is_writable_by_default_and_its_path_may_contain_commas() {
-        for (text, path, read_only) in
+        for (text, path, is_read_only) in
             [("/d/a,b.img", "/d/a,b.img", false), ("d.img,readonly=on", "d.img", true)]
         {
-            assert_eq!(parse_disk(text), Ok(DiskConfig { path: path.into(), read_only }));
+            assert_eq!(parse_disk(text), Ok(DiskConfig { path: path.into(), is_read_only }));
         }
     }
 

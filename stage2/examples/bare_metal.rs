@@ -35,8 +35,8 @@ impl Operations for El2<'_> {
     fn free(&self, table: TableAddress) {
         self.0.free(table);
     }
-    fn defer(&self, _: Unlinked) {
-        unreachable!("only shared walkers defer")
+    fn defer_free(&self, _: UnlinkedTable) {
+        unreachable!("only shared walks defer frees")
     }
     fn take_references(&self, table: TableAddress, n: u32) {
         self.0.take_references(table, n);
@@ -63,15 +63,15 @@ impl Operations for El2<'_> {
     fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
         println!("  dc civac {phys:#x}, {size:#x} bytes");
     }
-    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
+    fn invalidate_icache(&self, range: Option<(PhysAddr, u64)>) {
         println!("  ic {range:x?}");
     }
 }
 
 fn main() -> Result<(), MapError> {
-    let geometry = const { Geometry::new(Granule::K4, 40) }.expect("40 bits are from 32 to 48");
+    let geometry = const { Geometry::new(Granule::K4, 40) }.expect("a valid IPA width");
     let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, &WORDS[..], &META[..]);
-    let pool = pool.expect("enough tables for a root");
+    let pool = pool.expect("enough tables for the root");
     let (ops, root, mut memcache) = (El2(NoMaintenance(&pool)), pool.root(), Memcache::new());
     let (cpus, policy) = (Features::default(), Policy::GRANULE);
     let mut guest = Stage2::new(geometry, cpus, policy, Vmid(1), root);

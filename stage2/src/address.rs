@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Addresses, typed by address space, so that a guest address cannot be passed as a host address.
 //!
-//! All types are transparent wrappers of a `u64` (field `.0`); sizes are plain `u64` bytes.
+//! All types are transparent wrappers of a `u64` (field `.0`). Sizes are `u64` byte counts.
 
 use core::{
     fmt,
@@ -82,17 +82,16 @@ macro_rules! address {
 }
 
 address! {
-    /// An intermediate physical address: a physical address from the guest's view, and the input
-    /// address of stage 2.
+    /// An intermediate physical address (IPA): a guest physical address, the input of stage 2.
     Ipa
 }
 
 address! {
-    /// A physical address of the host: the output address of stage 2.
+    /// A physical address of the host, the output of stage 2.
     PhysAddr
 }
 
-/// The physical address of one table entry.
+/// Physical address of a table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct EntryAddress(pub u64);
@@ -104,7 +103,7 @@ impl EntryAddress {
     }
 }
 
-/// The physical address of a table's first entry.
+/// Physical address of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct TableAddress(pub u64);

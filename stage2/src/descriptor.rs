@@ -6,10 +6,10 @@
 //!  ├ ign ┼ sw ──┤ XN  │ Cont │    │   output address        │nT│AF│ SH  │S2AP│MemAttr│T│V│
 //! ```
 //!
-//! V = 0 is invalid for any other bits. T is 1 for a table (levels 0 to 2) and for a page (level
-//! 3), 0 for a block. An invalid entry equal to [`LOCKED`](Descriptor::LOCKED) is being changed by
-//! one walker; other walkers do not change it. A valid entry with software bit 55 is
-//! [break-pending](Descriptor::is_break_pending): CPUs use it, and a walker will break it.
+//! An entry with V = 0 is invalid. T is 1 for a table (levels 0 to 2) and for a page (level 3), 0
+//! for a block. An entry equal to [`LOCKED`](Descriptor::LOCKED) is invalid, and only the walker
+//! that locked it changes it. A valid entry with software bit 55 is
+//! [break-pending](Descriptor::is_break_pending): CPUs use it until a walker breaks it.
 
 use core::fmt;
 
@@ -30,8 +30,8 @@ const NO_TRANSLATION: u64 = 1 << 16;
 const CONTIGUOUS: u64 = 1 << 52;
 const BREAK_PENDING: u64 = 1 << 55;
 const SOFTWARE_SHIFT: u32 = 56;
-const SOFTWARE: u64 = 0x7 << SOFTWARE_SHIFT;
-const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+const SOFTWARE_BITS: u64 = 0x7 << SOFTWARE_SHIFT;
+const ADDRESS_MASK: u64 = 0x0000_ffff_ffff_f000;
 
 /// Attributes of a leaf: memory type, permissions, and software bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,9 +45,9 @@ pub struct Attributes {
     /// Execute permission, the inverse of XN.
     pub execute: bool,
     /// Access flag.
-    pub accessed: bool,
+    pub is_accessed: bool,
     /// Contiguous hint: the leaf belongs to a contiguous run.
-    pub contiguous: bool,
+    pub is_contiguous: bool,
     /// Software bits 58:56, 0 to 7.
     pub software: u8,
 }
@@ -55,10 +55,10 @@ pub struct Attributes {
 /// Memory type of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryType {
-    /// Normal write-back cacheable memory, unless the guest's own attributes are stricter.
+    /// Normal write-back cacheable memory, unless stage 1 has stricter attributes.
     Normal,
-    /// Normal non-cacheable: device memory with Normal accesses (Linux:
-    /// `KVM_PGTABLE_PROT_NORMAL_NC`). The host's caches hold no line of it, so it needs no CMO.
+    /// Normal non-cacheable memory, for devices (Linux: `KVM_PGTABLE_PROT_NORMAL_NC`). No cache of
+    /// the host holds a line of it, so it needs no CMO.
     NonCacheable,
     /// Device-nGnRE.
     Device,
@@ -71,26 +71,26 @@ impl Attributes {
         read: true,
         write: false,
         execute: false,
-        accessed: true,
-        contiguous: false,
+        is_accessed: true,
+        is_contiguous: false,
         software: 0,
     };
-    /// As [`Attributes::READ`], and writable.
+    /// [`Attributes::READ`] with write permission.
     pub const READ_WRITE: Self = Self { write: true, ..Self::READ };
 
     /// Returns the attributes with the permissions and access flag of `by` added.
-    pub const fn relaxed(self, by: Self) -> Self {
+    pub const fn relaxed_by(self, by: Self) -> Self {
         Self {
             read: self.read || by.read,
             write: self.write || by.write,
             execute: self.execute || by.execute,
-            accessed: self.accessed || by.accessed,
+            is_accessed: self.is_accessed || by.is_accessed,
             ..self
         }
     }
 
     /// Returns the attributes restricted to the permissions of `to`. The access flag stays.
-    pub const fn restricted(self, to: Self) -> Self {
+    pub const fn restricted_to(self, to: Self) -> Self {
         Self {
             read: self.read && to.read,
             write: self.write && to.write,
@@ -107,9 +107,9 @@ pub struct Descriptor(pub u64);
 /// Type of an entry, which depends on its level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
-    /// Invalid, and not locked.
+    /// An invalid entry that is not locked.
     Invalid,
-    /// Invalid, and locked by one walker.
+    /// An invalid entry that one walker has locked.
     Locked,
     /// A table at this address.
     Table(TableAddress),
@@ -118,15 +118,15 @@ pub enum EntryKind {
 }
 
 impl Descriptor {
-    /// The empty entry.
+    /// The empty entry: all bits are 0.
     pub const EMPTY: Self = Self(0);
     /// The locked entry: invalid, and owned by one walker until that walker replaces it (Linux:
     /// `KVM_INVALID_PTE_LOCKED`, the same bit).
     pub const LOCKED: Self = Self(1 << 10);
 
-    /// Returns the entry that points at a table.
+    /// Returns a table entry.
     pub const fn table(table: TableAddress) -> Self {
-        Self((table.0 & ADDRESS) | TABLE_OR_PAGE | VALID)
+        Self((table.0 & ADDRESS_MASK) | TABLE_OR_PAGE | VALID)
     }
 
     /// Returns a leaf at `level`. With `fwb` (FEAT_S2FWB) the memory type is encoded as HCR_EL2.FWB
@@ -139,13 +139,14 @@ impl Descriptor {
             (MemoryType::NonCacheable, _) => 0b0101,
             (MemoryType::Device, _) => 0b0001,
         };
-        let mut bits = (phys.0 & ADDRESS) | kind | VALID | memory << 2;
+        let mut bits = (phys.0 & ADDRESS_MASK) | kind | VALID | memory << 2;
         if !matches!(a.memory, MemoryType::Device) {
             bits |= INNER_SHAREABLE;
         }
-        bits |= on(a.read, READ) | on(a.write, WRITE) | on(!a.execute, NOT_EXECUTABLE);
-        bits |= on(a.accessed, ACCESSED) | on(a.contiguous, CONTIGUOUS);
-        Self(bits | ((a.software as u64) << SOFTWARE_SHIFT) & SOFTWARE)
+        bits |=
+            bits_if(a.read, READ) | bits_if(a.write, WRITE) | bits_if(!a.execute, NOT_EXECUTABLE);
+        bits |= bits_if(a.is_accessed, ACCESSED) | bits_if(a.is_contiguous, CONTIGUOUS);
+        Self(bits | ((a.software as u64) << SOFTWARE_SHIFT) & SOFTWARE_BITS)
     }
 
     /// Returns the entry's type at `level`.
@@ -154,7 +155,7 @@ impl Descriptor {
             return if self.0 == Self::LOCKED.0 { EntryKind::Locked } else { EntryKind::Invalid };
         }
         if level.number() < 3 && self.0 & TABLE_OR_PAGE != 0 {
-            EntryKind::Table(TableAddress(self.0 & ADDRESS))
+            EntryKind::Table(TableAddress(self.0 & ADDRESS_MASK))
         } else {
             EntryKind::Leaf(self.address())
         }
@@ -181,22 +182,21 @@ impl Descriptor {
         self.is_valid() && self.0 & BREAK_PENDING != 0
     }
 
-    /// Returns the entry marked break-pending. Software bits change without break-before-make (rule
-    /// `break-before-make`).
+    /// Returns the entry marked break-pending. Software bits change without break-before-make.
     pub const fn with_break_pending(self) -> Self {
         Self(self.0 | BREAK_PENDING)
     }
 
     /// Returns the output address or the next-level table address.
     pub const fn address(self) -> PhysAddr {
-        // Bit 16 is nT in a block; it is no address bit, as the smallest block is 2M.
+        // Bit 16 of a block is nT: the smallest block is 2M, so its address has no bit 16.
         let block = self.0 & TABLE_OR_PAGE == 0;
-        PhysAddr(self.0 & ADDRESS & !on(block, NO_TRANSLATION))
+        PhysAddr(self.0 & ADDRESS_MASK & !bits_if(block, NO_TRANSLATION))
     }
 
     /// Returns the output address of an entry that must be a page.
     pub const fn page_address(self) -> PhysAddr {
-        PhysAddr(self.0 & ADDRESS)
+        PhysAddr(self.0 & ADDRESS_MASK)
     }
 
     /// Returns the attributes of a leaf.
@@ -210,9 +210,9 @@ impl Descriptor {
             read: self.0 & READ != 0,
             write: self.0 & WRITE != 0,
             execute: self.0 & NOT_EXECUTABLE == 0,
-            accessed: self.0 & ACCESSED != 0,
-            contiguous: self.0 & CONTIGUOUS != 0,
-            software: ((self.0 & SOFTWARE) >> SOFTWARE_SHIFT) as u8,
+            is_accessed: self.0 & ACCESSED != 0,
+            is_contiguous: self.0 & CONTIGUOUS != 0,
+            software: ((self.0 & SOFTWARE_BITS) >> SOFTWARE_SHIFT) as u8,
         }
     }
 
@@ -220,10 +220,10 @@ impl Descriptor {
     pub const fn with_permissions(self, a: Attributes) -> Self {
         let kept = self.0 & !(READ | WRITE | NOT_EXECUTABLE | ACCESSED);
         Self(
-            kept | on(a.read, READ)
-                | on(a.write, WRITE)
-                | on(!a.execute, NOT_EXECUTABLE)
-                | on(a.accessed, ACCESSED),
+            kept | bits_if(a.read, READ)
+                | bits_if(a.write, WRITE)
+                | bits_if(!a.execute, NOT_EXECUTABLE)
+                | bits_if(a.is_accessed, ACCESSED),
         )
     }
 
@@ -237,45 +237,45 @@ impl Descriptor {
         Self(self.0 & !ACCESSED)
     }
 
-    /// Returns the block's part that one entry at `level` maps, `offset` bytes into the block.
-    pub const fn part(self, level: Level, offset: u64) -> Self {
+    /// Returns the entry at `level` that maps the part of the block at `offset` bytes.
+    pub const fn block_part(self, level: Level, offset: u64) -> Self {
         let kind = if level.number() == 3 { TABLE_OR_PAGE } else { 0 };
-        let kept = self.0 & !(TABLE_OR_PAGE | BREAK_PENDING | CONTIGUOUS | ADDRESS);
-        Self(kept | kind | ((self.address().0 + offset) & ADDRESS))
+        let kept = self.0 & !(TABLE_OR_PAGE | BREAK_PENDING | CONTIGUOUS | ADDRESS_MASK);
+        Self(kept | kind | ((self.address().0 + offset) & ADDRESS_MASK))
     }
 
     /// Returns the leaf with output address `phys`, as a page or a block.
-    pub const fn moved(self, phys: PhysAddr, page: bool) -> Self {
-        let kept = self.0 & !(TABLE_OR_PAGE | ADDRESS);
-        Self(kept | on(page, TABLE_OR_PAGE) | (phys.0 & ADDRESS))
+    pub const fn with_address(self, phys: PhysAddr, is_page: bool) -> Self {
+        let kept = self.0 & !(TABLE_OR_PAGE | ADDRESS_MASK);
+        Self(kept | bits_if(is_page, TABLE_OR_PAGE) | (phys.0 & ADDRESS_MASK))
     }
 
-    /// Returns a leaf whose address is 0 with output address `phys`.
-    pub const fn at(self, phys: PhysAddr) -> Self {
-        Self(self.0 | (phys.0 & ADDRESS))
+    /// Returns the leaf, whose address must be 0, with output address `phys`.
+    pub const fn with_address_bits(self, phys: PhysAddr) -> Self {
+        Self(self.0 | (phys.0 & ADDRESS_MASK))
     }
 
-    /// Returns the next-level table address if the entry, above level 3, is a table entry.
+    /// Returns the next-level table address of a table entry. The entry must be above level 3.
     #[inline(always)]
     pub const fn next_table(self) -> Option<TableAddress> {
         let rest = self.0.wrapping_sub(VALID | TABLE_OR_PAGE);
-        // Fast path: one test and no mask for table entries as the engine writes them.
-        if rest & !ADDRESS == 0 {
+        // Fast path for table entries that the engine wrote: one test and no mask.
+        if rest & !ADDRESS_MASK == 0 {
             return Some(TableAddress(rest));
         }
         if self.0 & (VALID | TABLE_OR_PAGE) == VALID | TABLE_OR_PAGE {
-            return Some(TableAddress(self.0 & ADDRESS));
+            return Some(TableAddress(self.0 & ADDRESS_MASK));
         }
         None
     }
 
-    /// Returns the leaf for the memory `span` bytes after this leaf's.
-    pub const fn after(self, span: u64) -> Self {
-        Self(self.0 + span)
+    /// Returns the leaf that maps the memory `bytes` bytes after this leaf's.
+    pub const fn offset_by(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
     }
 
     /// Returns the leaf with or without the contiguous hint.
-    pub const fn contiguous(self, on: bool) -> Self {
+    pub const fn with_contiguous(self, on: bool) -> Self {
         Self(if on { self.0 | CONTIGUOUS } else { self.0 & !CONTIGUOUS })
     }
 
@@ -286,8 +286,8 @@ impl Descriptor {
 
     /// Returns whether two entries may belong to one contiguous run: all but address, access flag
     /// and software bits are equal.
-    pub const fn agrees(self, other: Self) -> bool {
-        (self.0 ^ other.0) & !(ADDRESS | ACCESSED | BREAK_PENDING | SOFTWARE) == 0
+    pub const fn may_share_run(self, other: Self) -> bool {
+        (self.0 ^ other.0) & !(ADDRESS_MASK | ACCESSED | BREAK_PENDING | SOFTWARE_BITS) == 0
     }
 
     /// Returns the block with nT set or clear. While nT is set, CPUs do not cache the block, so its
@@ -304,7 +304,7 @@ impl Descriptor {
     /// Returns whether two leaves of one level differ in more than permissions, access flag and
     /// software bits, so that replacing one by the other needs break-before-make (Arm ARM D8.16.1).
     pub const fn needs_break(self, new: Self) -> bool {
-        let free = READ | WRITE | NOT_EXECUTABLE | ACCESSED | BREAK_PENDING | SOFTWARE;
+        let free = READ | WRITE | NOT_EXECUTABLE | ACCESSED | BREAK_PENDING | SOFTWARE_BITS;
         (self.0 ^ new.0) & !free != 0
     }
 
@@ -314,7 +314,7 @@ impl Descriptor {
     }
 }
 
-const fn on(condition: bool, bits: u64) -> u64 {
+const fn bits_if(condition: bool, bits: u64) -> u64 {
     if condition { bits } else { 0 }
 }
 
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     /// Returns every combination of attributes that a leaf can have.
-    fn all() -> impl Iterator<Item = Attributes> {
+    fn all_attributes() -> impl Iterator<Item = Attributes> {
         let types = [MemoryType::Normal, MemoryType::NonCacheable, MemoryType::Device];
         (0..=u8::MAX).flat_map(move |bits| {
             types.map(|memory| Attributes {
@@ -337,18 +337,18 @@ mod tests {
                 read: bits & 1 != 0,
                 write: bits & 2 != 0,
                 execute: bits & 4 != 0,
-                accessed: bits & 8 != 0,
-                contiguous: bits & 16 != 0,
+                is_accessed: bits & 8 != 0,
+                is_contiguous: bits & 16 != 0,
                 software: bits >> 5,
             })
         })
     }
 
     #[test]
-    fn every_leaf_returns_its_attributes() {
+    fn leaves_decode_to_their_attributes() {
         for (number, fwb) in [(1, false), (2, true), (3, false), (3, true)] {
             let level = Level::new(number).unwrap();
-            for attributes in all() {
+            for attributes in all_attributes() {
                 let leaf = Descriptor::leaf(PhysAddr(0x4000_0000), level, attributes, fwb);
                 assert_eq!(leaf.attributes(), attributes);
                 assert_eq!(leaf.kind(level), EntryKind::Leaf(PhysAddr(0x4000_0000)));
@@ -375,27 +375,27 @@ mod tests {
     #[test]
     fn only_permissions_access_flag_and_software_bits_change_without_a_break() {
         let level = Level::new(2).unwrap();
-        for a in all() {
-            for b in all().step_by(7) {
+        for a in all_attributes() {
+            for b in all_attributes().step_by(7) {
                 let leaf = |a| Descriptor::leaf(PhysAddr(0x20_0000), level, a, false);
-                let needed = a.memory != b.memory || a.contiguous != b.contiguous;
+                let needed = a.memory != b.memory || a.is_contiguous != b.is_contiguous;
                 assert_eq!(leaf(a).needs_break(leaf(b)), needed, "{a:?} {b:?}");
             }
         }
     }
 
     #[test]
-    fn a_part_has_the_attributes_of_the_whole() {
+    fn a_block_part_has_the_attributes_of_the_block() {
         let leaf = |phys, level| Descriptor::leaf(phys, level, Attributes::READ_WRITE, true);
         let block = leaf(PhysAddr(0x4000_0000), Level::new(2).unwrap()).with_break_pending();
 
-        let page = block.part(Level::PAGE, 0x7000);
+        let page = block.block_part(Level::PAGE, 0x7000);
 
         assert_eq!(page, leaf(PhysAddr(0x4000_7000), Level::PAGE));
     }
 
     #[test]
-    fn a_next_table_is_found_regardless_of_the_other_bits() {
+    fn next_table_ignores_other_bits() {
         let level = Level::new(1).unwrap();
         for (bit, kind) in (2..64).flat_map(|bit| (0..4).map(move |kind| (bit, kind))) {
             let entry = Descriptor(0x9000 | kind | 1 << bit);

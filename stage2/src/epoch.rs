@@ -13,7 +13,7 @@ use lock_api::RawRwLock;
 
 use crate::{
     fault::Mmu,
-    operations::{Operations, Unlinked},
+    operations::{Operations, UnlinkedTable},
     sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence},
 };
 
@@ -22,14 +22,14 @@ use crate::{
 pub struct EpochReclaim {
     epoch: AtomicU64,
     walkers: Box<[CpuEpoch]>,
-    waiting: Mutex<Vec<(u64, Unlinked)>>,
-    count: AtomicUsize,
+    deferred_tables: Mutex<Vec<(u64, UnlinkedTable)>>,
+    deferred_count: AtomicUsize,
 }
 
 #[derive(Debug)]
 struct CpuEpoch {
     /// Epoch at which the outermost walk began, plus 1; 0 outside walks.
-    since: AtomicU64,
+    walk_epoch: AtomicU64,
     /// Depth of nested walks; only this CPU accesses it.
     depth: AtomicUsize,
 }
@@ -37,7 +37,7 @@ struct CpuEpoch {
 impl CpuEpoch {
     // loom's atomics do not implement `Default`.
     fn new() -> Self {
-        Self { since: AtomicU64::new(0), depth: AtomicUsize::new(0) }
+        Self { walk_epoch: AtomicU64::new(0), depth: AtomicUsize::new(0) }
     }
 }
 
@@ -47,14 +47,14 @@ impl EpochReclaim {
         Self {
             epoch: AtomicU64::new(0),
             walkers: (0..cpus).map(|_| CpuEpoch::new()).collect(),
-            waiting: Mutex::new(Vec::new()),
-            count: AtomicUsize::new(0),
+            deferred_tables: Mutex::new(Vec::new()),
+            deferred_count: AtomicUsize::new(0),
         }
     }
 
     /// Begins a walk of a CPU. Walks of one CPU may nest.
-    pub fn begin(&self, cpu: usize) {
-        let CpuEpoch { since, depth } = &self.walkers[cpu];
+    pub fn begin_walk(&self, cpu: usize) {
+        let CpuEpoch { walk_epoch, depth } = &self.walkers[cpu];
         let outer = depth.load(Ordering::Relaxed);
         depth.store(outer + 1, Ordering::Relaxed);
         if outer > 0 {
@@ -62,56 +62,56 @@ impl EpochReclaim {
         }
         let epoch = self.epoch.load(Ordering::Acquire);
         // Release: a thread that reads this value also observes the end of the CPU's previous walk.
-        since.store(epoch + 1, Ordering::Release);
+        walk_epoch.store(epoch + 1, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
     /// Ends the CPU's innermost walk.
-    pub fn end(&self, cpu: usize) {
-        let CpuEpoch { since, depth } = &self.walkers[cpu];
+    pub fn end_walk(&self, cpu: usize) {
+        let CpuEpoch { walk_epoch, depth } = &self.walkers[cpu];
         let outer = depth.load(Ordering::Relaxed).saturating_sub(1);
         depth.store(outer, Ordering::Relaxed);
         if outer == 0 {
-            since.store(0, Ordering::Release);
+            walk_epoch.store(0, Ordering::Release);
         }
     }
 
     /// Defers the free of a table.
-    pub fn defer(&self, unlinked: Unlinked) {
+    pub fn defer_free(&self, unlinked: UnlinkedTable) {
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push((epoch, unlinked));
-        self.count.store(waiting.len(), Ordering::Release);
+        let mut deferred = self.deferred_tables.lock().unwrap_or_else(PoisonError::into_inner);
+        deferred.push((epoch, unlinked));
+        self.deferred_count.store(deferred.len(), Ordering::Release);
     }
 
     /// Returns whether any table is deferred.
-    pub fn is_waiting(&self) -> bool {
-        self.count.load(Ordering::Acquire) != 0
+    pub fn has_deferred(&self) -> bool {
+        self.deferred_count.load(Ordering::Acquire) != 0
     }
 
     /// Removes and returns a table that no walk can access.
-    pub fn take(&self) -> Option<Unlinked> {
-        if !self.is_waiting() {
+    pub fn take_unreachable_table(&self) -> Option<UnlinkedTable> {
+        if !self.has_deferred() {
             return None;
         }
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut deferred = self.deferred_tables.lock().unwrap_or_else(PoisonError::into_inner);
         fence(Ordering::SeqCst);
         let oldest = self
             .walkers
             .iter()
-            .filter_map(|walker| walker.since.load(Ordering::Acquire).checked_sub(1))
+            .filter_map(|walker| walker.walk_epoch.load(Ordering::Acquire).checked_sub(1))
             .min()
             .unwrap_or(u64::MAX);
-        let at = waiting.iter().position(|(epoch, _)| *epoch <= oldest)?;
-        let (_, unlinked) = waiting.swap_remove(at);
-        self.count.store(waiting.len(), Ordering::Release);
+        let at = deferred.iter().position(|(epoch, _)| *epoch <= oldest)?;
+        let (_, unlinked) = deferred.swap_remove(at);
+        self.deferred_count.store(deferred.len(), Ordering::Release);
         Some(unlinked)
     }
 
     /// Frees every table that no walk can access.
     pub fn drain<R: RawRwLock, O: Operations>(&self, mmu: &Mmu<R>, ops: &O) {
-        while let Some(unlinked) = self.take() {
-            mmu.shared(ops, |table| table.free_unlinked(ops, unlinked));
+        while let Some(unlinked) = self.take_unreachable_table() {
+            mmu.with_shared(ops, |table| table.free_unlinked(ops, unlinked));
         }
     }
 }
@@ -121,18 +121,19 @@ mod tests {
     use super::*;
     use crate::{TableAddress, geometry::Level};
 
-    const UNLINKED: Unlinked = Unlinked { table: TableAddress(0x1000), level: Level::PAGE };
+    const UNLINKED_TABLE: UnlinkedTable =
+        UnlinkedTable { table: TableAddress(0x1000), level: Level::PAGE };
 
     #[test]
-    fn a_table_waits_for_walks_that_began_before_it_and_no_others() {
+    fn a_deferred_table_waits_only_for_earlier_walks() {
         let epochs = EpochReclaim::new(2);
-        epochs.begin(0);
-        epochs.defer(UNLINKED);
-        epochs.begin(1);
+        epochs.begin_walk(0);
+        epochs.defer_free(UNLINKED_TABLE);
+        epochs.begin_walk(1);
 
-        assert_eq!(epochs.take(), None);
-        epochs.end(0);
-        assert_eq!(epochs.take(), Some(UNLINKED));
-        assert!(!epochs.is_waiting());
+        assert_eq!(epochs.take_unreachable_table(), None);
+        epochs.end_walk(0);
+        assert_eq!(epochs.take_unreachable_table(), Some(UNLINKED_TABLE));
+        assert!(!epochs.has_deferred());
     }
 }

@@ -20,62 +20,62 @@ use crate::{
     geometry::{Geometry, Level},
     memcache::Memcache,
     operations::{Note, Operations},
-    policy::{Locking, Policy, TopUp},
+    policy::{Locking, Policy, TopUpCondition},
 };
 
 /// Contiguous host memory that backs a guest range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Page {
+pub struct HostPage {
     /// First guest address, a multiple of `size`.
     pub ipa: Ipa,
     /// First host address, a multiple of `size`.
     pub phys: PhysAddr,
     /// Size in bytes, a power of two.
     pub size: u64,
-    /// Set if the guest may write to the memory.
-    pub writable: bool,
+    /// Indicates that the guest may write to the memory.
+    pub is_writable: bool,
 }
 
 /// Interface of the fault path to the host's memory management.
-pub trait Host {
-    /// Looks up the page that backs an address, populated for the access. May sleep.
-    fn page(&self, ipa: Ipa, access: Access) -> Option<Page>;
+pub trait HostMemory {
+    /// Looks up the page that backs an address, and populates it for the access. May sleep.
+    fn look_up_page(&self, ipa: Ipa, access: Access) -> Option<HostPage>;
 
     /// Returns whether dirty logging is enabled for an address.
-    fn logging(&self, ipa: Ipa) -> bool;
+    fn is_logging(&self, ipa: Ipa) -> bool;
 
     /// Returns the invalidation sequence, which increases under the table's lock whenever pages are
     /// unmapped (Linux: `mmu_invalidate_seq`).
-    fn sequence(&self) -> u64;
+    fn invalidation_sequence(&self) -> u64;
 
-    /// Marks bytes dirty before the guest can write them.
+    /// Marks a range dirty before the guest can write it.
     fn mark_dirty(&self, ipa: Ipa, size: u64);
 }
 
 /// Result of handling a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resolution {
-    /// A mapping that permits the access exists.
+    /// Presence of a mapping that permits the access.
     Resolved,
-    /// Another CPU or the host has changed the mapping: the guest retries.
+    /// Change of the mapping by another CPU or the host: the guest retries.
     Retry,
 }
 
 /// Error returned for a fault that retrying cannot resolve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum FaultError {
-    /// No memory backs the address, or none that permits the access.
-    #[error("no memory behind guest address {0} for this access; emulate a device?")]
+    /// Error returned when no memory backs the address, or none that permits the access.
+    #[error("no memory backs guest address {0} for this access; emulate a device?")]
     NoMemory(Ipa),
-    /// No free table is left.
+    /// Error returned when no free table is left.
     #[error("page tables exhausted: enlarge the pool")]
     NoTables,
-    /// The host page cannot be mapped.
+    /// Error returned when the host page cannot be mapped.
     #[error("host page cannot be mapped")]
     Map(#[source] MapError),
 }
 
-/// A table and its lock.
+/// A stage-2 table with its lock.
 pub struct Mmu<R: RawRwLock> {
     table: RwLock<R, Stage2>,
     geometry: Geometry,
@@ -93,14 +93,14 @@ impl<R: RawRwLock> fmt::Debug for Mmu<R> {
     }
 }
 
-/// Request derived from a fault before the lock is taken.
+/// Request to relax or map, derived from a fault before the lock is taken.
 struct FaultRequest {
     fault: Fault,
     /// Invalidation sequence before the page lookup.
     sequence: u64,
     request: MapRequest,
-    relax: bool,
-    shared: bool,
+    relaxes_leaf: bool,
+    is_shared: bool,
 }
 
 impl<R: RawRwLock> Mmu<R> {
@@ -115,25 +115,25 @@ impl<R: RawRwLock> Mmu<R> {
         }
     }
 
-    /// Runs `act` with the lock held exclusive.
-    pub fn exclusive<O: Operations, T>(&self, ops: &O, act: impl FnOnce(&mut Stage2) -> T) -> T {
+    /// Runs `f` under the exclusive lock.
+    pub fn with_exclusive<O: Operations, T>(&self, ops: &O, f: impl FnOnce(&mut Stage2) -> T) -> T {
         let mut table = self.table.write();
-        ops.note(Note::Lock { exclusive: true });
-        let result = act(&mut table);
+        ops.note(Note::Lock { is_exclusive: true });
+        let result = f(&mut table);
         ops.note(Note::Unlock);
         result
     }
 
-    /// Runs `act` with the lock held shared.
-    pub fn shared<O: Operations, T>(&self, ops: &O, act: impl FnOnce(&Stage2) -> T) -> T {
+    /// Runs `f` under the shared lock.
+    pub fn with_shared<O: Operations, T>(&self, ops: &O, f: impl FnOnce(&Stage2) -> T) -> T {
         let table = self.table.read();
-        ops.note(Note::Lock { exclusive: false });
-        let result = act(&table);
+        ops.note(Note::Lock { is_exclusive: false });
+        let result = f(&table);
         ops.note(Note::Unlock);
         result
     }
 
-    /// Returns the walker that a CPU uses, without the lock.
+    /// Returns the table walker of a CPU, which needs no lock.
     pub const fn walker(&self) -> &Walker {
         &self.walker
     }
@@ -147,7 +147,7 @@ impl<R: RawRwLock> Mmu<R> {
     ///
     /// # Errors
     /// [`FaultError`] if retrying cannot resolve the fault.
-    pub fn fault<O: Operations, H: Host>(
+    pub fn fault<O: Operations, H: HostMemory>(
         &self,
         ops: &O,
         host: &H,
@@ -155,32 +155,31 @@ impl<R: RawRwLock> Mmu<R> {
         fault: Fault,
     ) -> Result<Resolution, FaultError> {
         if fault.status == FaultStatus::AccessFlag {
-            self.exclusive(ops, |table| table.mark_accessed(ops, fault.ipa));
+            self.with_exclusive(ops, |table| table.mark_accessed(ops, fault.ipa));
             return Ok(Resolution::Resolved);
         }
-        let sequence = host.sequence();
+        let sequence = host.invalidation_sequence();
         ops.note(Note::LookUp);
         let page = host
-            .page(fault.ipa, fault.access)
-            .filter(|page| page.writable || fault.access != Access::Write)
+            .look_up_page(fault.ipa, fault.access)
+            .filter(|page| page.is_writable || fault.access != Access::Write)
             .ok_or(FaultError::NoMemory(fault.ipa))?;
-        let logging = host.logging(fault.ipa);
-        let plan = self.plan(fault, sequence, &page, logging);
-        let least = self.geometry.depth();
-        if self.may_need_tables(&plan, logging) && !memcache.top_up(ops, least, Memcache::CAPACITY)
-        {
+        let logging = host.is_logging(fault.ipa);
+        let plan = self.fault_request(fault, sequence, &page, logging);
+        let needed = self.geometry.tables_below_root();
+        if self.needs_top_up(&plan, logging) && !memcache.top_up(ops, needed, Memcache::CAPACITY) {
             return Err(FaultError::NoTables);
         }
-        // The map may need more tables under the lock than at the fault.
-        let done = if memcache.len() >= least {
+        // The table may have changed since the fault. A map with too few tables takes none.
+        let done = if memcache.len() >= needed {
             self.apply(ops, host, memcache, &plan)
         } else {
-            self.apply(ops, host, &mut Memcache::unavailable(), &plan)
+            self.apply(ops, host, &mut Memcache::new_unavailable(), &plan)
         };
         match done {
             Ok(()) => Ok(Resolution::Resolved),
             Err(MapError::Again) => Ok(Resolution::Retry),
-            Err(MapError::NoTable) if memcache.top_up(ops, least, Memcache::CAPACITY) => {
+            Err(MapError::NoTable) if memcache.top_up(ops, needed, Memcache::CAPACITY) => {
                 Ok(Resolution::Retry)
             }
             Err(MapError::NoTable) => Err(FaultError::NoTables),
@@ -188,8 +187,8 @@ impl<R: RawRwLock> Mmu<R> {
         }
     }
 
-    /// Relaxes a leaf or maps as planned, with the lock mode of the policy.
-    fn apply<O: Operations, H: Host>(
+    /// Relaxes a leaf or maps, in the lock mode of the policy.
+    fn apply<O: Operations, H: HostMemory>(
         &self,
         ops: &O,
         host: &H,
@@ -197,10 +196,10 @@ impl<R: RawRwLock> Mmu<R> {
         plan: &FaultRequest,
     ) -> Result<(), MapError> {
         let FaultRequest { fault, request, .. } = plan;
-        if plan.shared {
-            let done = self.shared(ops, |table| {
-                plan.prepare(ops, host, table)?;
-                if plan.relax {
+        if plan.is_shared {
+            let done = self.with_shared(ops, |table| {
+                plan.validate_and_clean(ops, host, table)?;
+                if plan.relaxes_leaf {
                     table.relax_shared(ops, fault.ipa, request.attributes)?;
                 } else {
                     table.map_shared(ops, memcache, request)?;
@@ -213,9 +212,9 @@ impl<R: RawRwLock> Mmu<R> {
                 return done;
             }
         }
-        self.exclusive(ops, |table| {
-            plan.prepare(ops, host, table)?;
-            if plan.relax {
+        self.with_exclusive(ops, |table| {
+            plan.validate_and_clean(ops, host, table)?;
+            if plan.relaxes_leaf {
                 table.relax(ops, fault.ipa, request.attributes)?;
             } else {
                 table.map(ops, memcache, request)?;
@@ -226,26 +225,32 @@ impl<R: RawRwLock> Mmu<R> {
     }
 
     /// Returns whether the policy tops up the memcache for a fault.
-    fn may_need_tables(&self, plan: &FaultRequest, logging: bool) -> bool {
+    fn needs_top_up(&self, plan: &FaultRequest, logging: bool) -> bool {
         let fault = &plan.fault;
-        match self.policy.top_up {
-            TopUp::Always => {
+        match self.policy.top_up_condition {
+            TopUpCondition::ByFaultStatus => {
                 fault.status != FaultStatus::Permission
                     || (logging && fault.access == Access::Write)
             }
-            TopUp::ByFaultLevel => self.geometry.span(fault.level) > plan.request.size,
+            TopUpCondition::ByFaultLevel => self.geometry.span(fault.level) > plan.request.size,
         }
     }
 
-    fn plan(&self, fault: Fault, sequence: u64, page: &Page, logging: bool) -> FaultRequest {
+    fn fault_request(
+        &self,
+        fault: Fault,
+        sequence: u64,
+        page: &HostPage,
+        logging: bool,
+    ) -> FaultRequest {
         let size = if logging {
             self.geometry.granule().size()
         } else {
-            largest_leaf(&self.geometry, page.size)
+            largest_leaf_within(&self.geometry, page.size)
         };
         let ipa = fault.ipa.align_down(size);
         // Dirty logging requires a fault at the first write to each page.
-        let write = page.writable && (!logging || fault.access == Access::Write);
+        let write = page.is_writable && (!logging || fault.access == Access::Write);
         let attributes = Attributes {
             write,
             execute: fault.access == Access::Fetch || self.features.dic,
@@ -257,8 +262,8 @@ impl<R: RawRwLock> Mmu<R> {
             fault,
             sequence,
             request: MapRequest::new(ipa, page.phys + (ipa - page.ipa), size, attributes),
-            relax,
-            shared: match self.policy.locking {
+            relaxes_leaf: relax,
+            is_shared: match self.policy.locking {
                 Locking::Exclusive => false,
                 Locking::SharedRelax => relax && logging,
                 Locking::Shared => true,
@@ -269,22 +274,22 @@ impl<R: RawRwLock> Mmu<R> {
 
 impl FaultRequest {
     /// Checks under the lock that the page lookup is still valid, and performs the CMOs if the
-    /// policy does them in the fault path.
-    fn prepare<O: Operations, H: Host>(
+    /// policy places them in the fault path.
+    fn validate_and_clean<O: Operations, H: HostMemory>(
         &self,
         ops: &O,
         host: &H,
         table: &Stage2,
     ) -> Result<(), MapError> {
-        if host.sequence() != self.sequence {
+        if host.invalidation_sequence() != self.sequence {
             return Err(MapError::Again);
         }
         table.cmo_in_fault_path(ops, &self.fault, &self.request);
         Ok(())
     }
 
-    /// Marks writable memory dirty while the lock is held.
-    fn mark_dirty<O: Operations, H: Host>(&self, ops: &O, host: &H) {
+    /// Marks writable memory dirty under the lock.
+    fn mark_dirty<O: Operations, H: HostMemory>(&self, ops: &O, host: &H) {
         let MapRequest { ipa, size, attributes, .. } = self.request;
         if attributes.write {
             ops.note(Note::MarkDirty { ipa, size });
@@ -294,10 +299,10 @@ impl FaultRequest {
 }
 
 /// Returns the size of the largest leaf that fits in `size` bytes.
-pub fn largest_leaf(geometry: &Geometry, size: u64) -> u64 {
-    (geometry.start().number()..3)
+pub fn largest_leaf_within(geometry: &Geometry, size: u64) -> u64 {
+    (geometry.start_level().number()..3)
         .filter_map(Level::new)
-        .filter(|level| level.can_map(geometry.granule()))
+        .filter(|level| level.can_be_leaf(geometry.granule()))
         .map(|level| geometry.span(level))
         .find(|span| *span <= size)
         .unwrap_or_else(|| geometry.granule().size())

@@ -27,7 +27,7 @@ pub enum Granule {
 }
 
 impl Granule {
-    /// Returns the number of offset bits of an address within a page.
+    /// Returns the number of bits of an offset in a page.
     pub const fn shift(self) -> u32 {
         self as u32
     }
@@ -49,7 +49,7 @@ impl Granule {
 
     /// Returns the size of the largest leaf in bytes: a level 1 block with 4K, a level 2 block with
     /// 16K and 64K.
-    pub const fn largest_leaf(self) -> u64 {
+    pub const fn largest_leaf_size(self) -> u64 {
         let levels = match self {
             Self::K4 => 2,
             Self::K16 | Self::K64 => 1,
@@ -57,8 +57,8 @@ impl Granule {
         1 << (self.shift() + levels * self.level_bits())
     }
 
-    /// Returns the granule whose pages have this size in bytes.
-    pub const fn of_size(bytes: u64) -> Option<Self> {
+    /// Returns the granule with this page size in bytes.
+    pub const fn from_size(bytes: u64) -> Option<Self> {
         match bytes {
             0x1000 => Some(Self::K4),
             0x4000 => Some(Self::K16),
@@ -76,7 +76,7 @@ impl Level {
     /// Level of page entries.
     pub const PAGE: Self = Self(3);
 
-    /// Returns the level with this number, or `None` if it is above 3.
+    /// Returns the level with this number, or `None` above 3.
     pub const fn new(number: u8) -> Option<Self> {
         if number <= 3 { Some(Self(number)) } else { None }
     }
@@ -87,31 +87,31 @@ impl Level {
     }
 
     /// Returns the next lower level, or `None` for pages.
-    pub const fn down(self) -> Option<Self> {
+    pub const fn child(self) -> Option<Self> {
         Self::new(self.0 + 1)
     }
 
     /// Returns the next higher level, or `None` for level 0.
-    pub const fn up(self) -> Option<Self> {
+    pub const fn parent(self) -> Option<Self> {
         match self.0 {
             0 => None,
             n => Some(Self(n - 1)),
         }
     }
 
-    /// Returns the number of offset bits of an address within one entry's span.
+    /// Returns the number of bits of an offset in the span of one entry.
     pub const fn shift(self, granule: Granule) -> u32 {
         granule.shift() + (3 - self.0 as u32) * granule.level_bits()
     }
 
-    /// Returns the number of bytes that one entry spans.
+    /// Returns the span of one entry in bytes.
     pub const fn span(self, granule: Granule) -> u64 {
         1 << self.shift(granule)
     }
 
-    /// Returns whether an entry may be a leaf, with 48-bit addresses (Arm ARM D8.3.1): pages at
-    /// level 3; blocks at levels 1 and 2 with 4K, at level 2 with 16K and 64K.
-    pub const fn can_map(self, granule: Granule) -> bool {
+    /// Returns whether an entry may be a leaf (Arm ARM D8.3.1, 48-bit addresses): a page at level
+    /// 3, a block at level 2 and, with 4K, at level 1.
+    pub const fn can_be_leaf(self, granule: Granule) -> bool {
         match granule {
             Granule::K4 => self.0 >= 1,
             Granule::K16 | Granule::K64 => self.0 >= 2,
@@ -120,7 +120,7 @@ impl Level {
 
     /// Returns the number of entries of a contiguous run (Arm ARM D8.7.1); 1 if the level has no
     /// runs.
-    pub const fn contiguous(self, granule: Granule) -> u64 {
+    pub const fn contiguous_entries(self, granule: Granule) -> u64 {
         match (granule, self.0) {
             (Granule::K4, 1..=3) => 16,
             (Granule::K16, 3) => 128,
@@ -143,7 +143,7 @@ pub struct Geometry {
     ipa_bits: u32,
     start: Level,
     size: u64,
-    /// `size` if granule and start level are [`Self::COMMON`], otherwise 0.
+    /// `size` if granule and start level are [`Self::COMMON_GRANULE_AND_START`], otherwise 0.
     common_size: u64,
     root_tables: u64,
 }
@@ -157,22 +157,22 @@ pub struct GeometryError {
 }
 
 impl Geometry {
-    /// The most frequent granule and start level. Walks are specialised for them, so that shifts
-    /// and levels are constants.
-    pub(crate) const COMMON: (Granule, Level) = (Granule::K4, Level(1));
+    /// The most frequent granule and start level. Walks are specialised for them, with constant
+    /// shifts.
+    pub(crate) const COMMON_GRANULE_AND_START: (Granule, Level) = (Granule::K4, Level(1));
 
-    /// Returns, by one comparison, whether the shape is the common one and the address lies in it.
+    /// Returns, by one comparison, whether the geometry is the common one and contains the address.
     #[inline(always)]
-    pub(crate) const fn is_common(&self, ipa: Ipa) -> bool {
+    pub(crate) const fn is_common_and_contains(&self, ipa: Ipa) -> bool {
         ipa.0 < self.common_size
     }
 
-    /// Returns granule and start level, which determine all table indices.
-    pub(crate) const fn shape(&self) -> (Granule, Level) {
+    /// Returns the granule and the start level, which determine all table indices.
+    pub(crate) const fn granule_and_start(&self) -> (Granule, Level) {
         (self.granule, self.start)
     }
 
-    /// Linux 6.12 with only the first patch of `stage2-fault-count`: it waits for locked entries.
+    /// Creates a geometry with as few levels as concatenated root tables allow.
     ///
     /// # Errors
     /// [`GeometryError`] for a width below 32 or above 48.
@@ -180,7 +180,7 @@ impl Geometry {
         if ipa_bits < 32 || ipa_bits > ADDRESS_BITS {
             return Err(GeometryError { bits: ipa_bits });
         }
-        // 16 concatenated tables resolve 4 bits (Linux: `stage2_pgtable_levels()`).
+        // 16 concatenated root tables resolve 4 bits (Linux: `stage2_pgtable_levels()`).
         let resolved = ipa_bits - 4 - granule.shift();
         let levels = resolved.div_ceil(granule.level_bits());
         let start = match levels {
@@ -197,7 +197,7 @@ impl Geometry {
             start,
             size: 1 << ipa_bits,
             common_size: match (granule, start) {
-                Self::COMMON => 1 << ipa_bits,
+                Self::COMMON_GRANULE_AND_START => 1 << ipa_bits,
                 _ => 0,
             },
             root_tables,
@@ -220,7 +220,7 @@ impl Geometry {
     }
 
     /// Returns the level at which walks start.
-    pub const fn start(&self) -> Level {
+    pub const fn start_level(&self) -> Level {
         self.start
     }
 
@@ -229,26 +229,24 @@ impl Geometry {
         self.root_tables
     }
 
-    /// Returns the number of tables below the root on a walk to a page: the maximum that one
-    /// mapping needs, and the memcache minimum (Linux: `kvm_mmu_cache_min_pages()`).
-    pub const fn depth(&self) -> usize {
+    /// Returns the number of tables below the root on a walk to a page. The map of one leaf needs
+    /// at most that many tables (Linux: `kvm_mmu_cache_min_pages()`).
+    pub const fn tables_below_root(&self) -> usize {
         (3 - self.start.0) as usize
     }
 
-    /// Returns the index of an address's entry in its table; at the start level, in all root tables
-    /// together.
+    /// Returns the index of the entry for `ipa` in its table, or in the concatenated root tables.
     pub const fn index(&self, ipa: Ipa, level: Level) -> u64 {
         let index = ipa.0 >> level.shift(self.granule);
         if level.0 == self.start.0 { index } else { index & (self.granule.entries() - 1) }
     }
 
-    /// Returns the number of bytes that an entry of this level spans.
+    /// Returns the span of an entry at this level in bytes.
     pub const fn span(&self, level: Level) -> u64 {
         level.span(self.granule)
     }
 
-    /// Returns the number of entries of a table at this level; at the start level, of all root
-    /// tables together.
+    /// Returns the number of entries of a table at this level, or of the concatenated root tables.
     pub const fn entries(&self, level: Level) -> u64 {
         if level.0 == self.start.0 {
             self.granule.entries() * self.root_tables
@@ -258,8 +256,8 @@ impl Geometry {
     }
 }
 
-/// Converts a 64-bit count or offset to an index. Only 64-bit hosts are supported.
-pub(crate) const fn index(n: u64) -> usize {
+/// Converts a count or an index. Only 64-bit hosts are supported.
+pub(crate) const fn to_usize(n: u64) -> usize {
     const { assert!(usize::BITS == 64) }
     #[expect(clippy::cast_possible_truncation, reason = "asserted above")]
     let index = n as usize;
@@ -271,8 +269,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_those_of_linux() {
-        let levels = |granule, bits| 4 - Geometry::new(granule, bits).unwrap().start().number();
+    fn start_levels_match_linux() {
+        let levels =
+            |granule, bits| 4 - Geometry::new(granule, bits).unwrap().start_level().number();
         let of_4k = [32, 34, 35, 40, 43, 44, 48].map(|bits| levels(Granule::K4, bits));
 
         assert_eq!(of_4k, [2, 2, 3, 3, 3, 4, 4]);
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_and_contiguous_runs_span_the_sizes_in_the_manual() {
+    fn spans_of_entries_and_contiguous_runs_match_the_manual() {
         for (granule, level, span, run) in [
             (Granule::K4, 3, 4 << 10, 64 << 10),
             (Granule::K4, 2, 2 << 20, 32 << 20),
@@ -297,19 +296,19 @@ mod tests {
             (Granule::K64, 0, 32 << 50, 32 << 50),
         ] {
             let level = Level(level);
-            let run_of = level.contiguous(granule) * level.span(granule);
-            assert_eq!((level.span(granule), run_of), (span, run), "{granule:?} {level}");
+            let run_span = level.contiguous_entries(granule) * level.span(granule);
+            assert_eq!((level.span(granule), run_span), (span, run), "{granule:?} {level}");
         }
     }
 
     #[test]
-    fn every_width_is_covered_by_its_tables_to_the_byte() {
+    fn root_tables_cover_every_ipa_width() {
         for granule in [Granule::K4, Granule::K16, Granule::K64] {
             for bits in 32..=48 {
                 let g = Geometry::new(granule, bits).unwrap();
                 assert!((1..=16).contains(&g.root_tables()), "{g:?}");
-                assert!(g.entries(g.start()) * g.span(g.start()) >= g.size());
-                assert!(g.index(Ipa(g.size() - 1), g.start()) < g.entries(g.start()));
+                assert!(g.entries(g.start_level()) * g.span(g.start_level()) >= g.size());
+                assert!(g.index(Ipa(g.size() - 1), g.start_level()) < g.entries(g.start_level()));
             }
         }
         assert!([31, 49].iter().all(|bits| Geometry::new(Granule::K4, *bits).is_err()));

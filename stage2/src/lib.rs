@@ -1,28 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 #![doc = include_str!("../README.md")]
 //!
-//! # Take a fault
+//! # Handle a fault
 //!
-//! The host looks up the page. [`fault::Mmu`] performs the other steps, under its lock.
+//! [`fault::Mmu`] handles a stage-2 abort. The host implements [`fault::HostMemory`] to look up
+//! pages.
 //!
 //! ```
 //! use granule_stage2::{fault::*, geometry::*, operations::Vmid, pool::*, *};
 //!
-//! /// A host whose memory is contiguous in units of 2M.
+//! /// Host memory in 2M pages.
 //! struct Memory;
 //!
-//! impl Host for Memory {
-//!     fn page(&self, ipa: Ipa, _: Access) -> Option<Page> {
+//! impl HostMemory for Memory {
+//!     fn look_up_page(&self, ipa: Ipa, _: Access) -> Option<HostPage> {
 //!         let ipa = ipa.align_down(2 << 20);
-//!         Some(Page { ipa, phys: PhysAddr(0x1_0000_0000 + ipa.0), size: 2 << 20, writable: true })
+//!         let phys = PhysAddr((4 << 30) + ipa.0);
+//!         Some(HostPage { ipa, phys, size: 2 << 20, is_writable: true })
 //!     }
-//!     fn logging(&self, _: Ipa) -> bool { false }
-//!     fn sequence(&self) -> u64 { 0 }
+//!     fn is_logging(&self, _: Ipa) -> bool { false }
+//!     fn invalidation_sequence(&self) -> u64 { 0 }
 //!     fn mark_dirty(&self, _: Ipa, _: u64) {}
 //! }
 //!
 //! let geometry = Geometry::new(Granule::K4, 40)?;
-//! let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, words(64 * 512), words(2 * 64)).unwrap();
+//! let (entries, metadata) = (zeroed_words(64 * 512), zeroed_words(2 * 64));
+//! let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, entries, metadata).unwrap();
 //! let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
 //! let table = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
 //! let mmu: Mmu<parking_lot::RawRwLock> = Mmu::new(table);
@@ -56,7 +59,7 @@ pub mod operations;
 mod policy;
 pub mod pool;
 
-/// Atomics of the CPU, or loom's atomics with the feature `loom`.
+/// Atomics of `core`, or of loom with the feature `loom`.
 mod sync {
     #[cfg(not(feature = "loom"))]
     pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -78,6 +81,7 @@ pub use engine::{
 pub use memcache::Memcache;
 pub use operations::Operations;
 pub use policy::{
-    CmoPlacement, Coalesce, ExistingLeaf, Locking, Policy, TopUp, UnknownPolicy, Unmap,
+    CmoPlacement, CoalesceOrder, ExistingLeaf, Locking, Policy, TopUpCondition, UnknownPolicy,
+    UnmapBatching,
 };
 pub use pool::NoMaintenance;

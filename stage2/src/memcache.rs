@@ -2,8 +2,8 @@
 //! Tables allocated before the lock is taken.
 //!
 //! Allocation may sleep, so it must not happen under the lock. The fault path tops up a
-//! [`Memcache`] before it takes the lock. A map that finds the memcache empty fails without a
-//! change, and the guest refaults after a top-up (Linux: `kvm_mmu_topup_memory_cache()`).
+//! [`Memcache`] before it takes the lock. A map that needs a table fails if the memcache is empty,
+//! and the guest refaults after a top-up (Linux: `kvm_mmu_topup_memory_cache()`).
 //!
 //! The memcache also collects tables that blocks have replaced, and frees them together
 //! ([`TableFreeBatch`]): when the batch is full, at a top-up, and when drained. For each memcache,
@@ -25,7 +25,6 @@ impl TableFreeBatch {
         Self(ArrayVec::new_const())
     }
 
-    /// Adds a table.
     #[inline]
     pub(crate) fn push<O: Operations>(&mut self, ops: &O, table: TableAddress) {
         if self.0.is_full() {
@@ -34,7 +33,6 @@ impl TableFreeBatch {
         self.0.push(table);
     }
 
-    /// Frees all tables.
     #[inline(never)]
     pub(crate) fn free_all<O: Operations>(&mut self, ops: &O) {
         match self.0[..] {
@@ -46,16 +44,16 @@ impl TableFreeBatch {
     }
 }
 
-/// Up to [`Memcache::CAPACITY`] free tables for one vCPU.
+/// Free tables for one vCPU, up to [`Memcache::CAPACITY`].
 #[derive(Debug, Default)]
 pub struct Memcache {
     tables: ArrayVec<TableAddress, { Self::CAPACITY }>,
     /// Tables that blocks have replaced.
-    spent: TableFreeBatch,
-    /// Set by a top-up until the memcache is drained: its owner will drain it.
-    owned: bool,
-    /// Set if the memcache always stays empty: taking from it is expected to fail.
-    unavailable: bool,
+    retired_tables: TableFreeBatch,
+    /// Flag set by a top-up: the owner must then drain the memcache.
+    is_drained_by_owner: bool,
+    /// Indicates that the memcache always stays empty, so taking a table is not an error.
+    is_unavailable: bool,
 }
 
 impl Memcache {
@@ -66,16 +64,16 @@ impl Memcache {
     pub const fn new() -> Self {
         Self {
             tables: ArrayVec::new_const(),
-            spent: TableFreeBatch::new(),
-            owned: false,
-            unavailable: false,
+            retired_tables: TableFreeBatch::new(),
+            is_drained_by_owner: false,
+            is_unavailable: false,
         }
     }
 
     /// Creates a memcache that always stays empty: every map that needs a table fails.
-    pub const fn unavailable() -> Self {
+    pub const fn new_unavailable() -> Self {
         let mut none = Self::new();
-        none.unavailable = true;
+        none.is_unavailable = true;
         none
     }
 
@@ -99,7 +97,7 @@ impl Memcache {
     #[inline(never)]
     fn fill<O: Operations>(&mut self, ops: &O, min: usize, max: usize) -> bool {
         ops.note(Note::TopUp);
-        self.owned = true;
+        self.is_drained_by_owner = true;
         self.free_retired(ops);
         while self.len() < max.min(Self::CAPACITY) {
             let Some(table) = ops.allocate() else { break };
@@ -111,34 +109,34 @@ impl Memcache {
     /// Takes a zeroed table. Returns `None` if the memcache is empty.
     pub fn take<O: Operations>(&mut self, ops: &O) -> Option<TableAddress> {
         let table = self.tables.pop();
-        if table.is_none() && !self.unavailable {
-            ops.note(Note::Empty);
+        if table.is_none() && !self.is_unavailable {
+            ops.note(Note::EmptyMemcache);
         }
         table
     }
 
-    /// Adds an unused, still zeroed table to the memcache.
+    /// Adds an unused table, which is still zeroed, to the memcache.
     pub(crate) fn return_unused(&mut self, table: TableAddress) {
         self.tables.push(table);
     }
 
-    /// Adds replaced tables by `collect`, to be freed together. Frees them immediately if the
-    /// memcache was never topped up, as its owner need not drain it.
+    /// Collects replaced tables, to be freed together. If the memcache was never topped up, its
+    /// owner need not drain it, so the tables are freed immediately.
     #[inline]
     pub(crate) fn retire<O: Operations>(
         &mut self,
         ops: &O,
         collect: impl FnOnce(&mut TableFreeBatch),
     ) {
-        collect(&mut self.spent);
-        if !self.owned {
-            self.spent.free_all(ops);
+        collect(&mut self.retired_tables);
+        if !self.is_drained_by_owner {
+            self.retired_tables.free_all(ops);
         }
     }
 
     /// Frees the tables that blocks have replaced.
     pub fn free_retired<O: Operations>(&mut self, ops: &O) {
-        self.spent.free_all(ops);
+        self.retired_tables.free_all(ops);
     }
 
     /// Frees all tables.
@@ -146,6 +144,6 @@ impl Memcache {
         self.free_retired(ops);
         ops.free_all(&self.tables);
         self.tables.clear();
-        self.owned = false;
+        self.is_drained_by_owner = false;
     }
 }

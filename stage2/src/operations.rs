@@ -49,7 +49,7 @@ pub enum Scope {
 /// A TLB invalidation for the current VMID (Arm ARM D8.14), and the CPUs that it affects. The TTL
 /// hint is the level of the leaves (FEAT_TTL); `size` is in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the head names the fields")]
+#[allow(missing_docs, reason = "the documentation of the type names the fields")]
 pub enum Tlbi {
     /// `IPAS2E1(IS)`: stage-2 entries of one address; `IPAS2LE1(IS)`: leaf entries only, not walk
     /// caches.
@@ -82,7 +82,7 @@ impl Tlbi {
 
 /// An unlinked table, with all tables below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unlinked {
+pub struct UnlinkedTable {
     /// Address of the table.
     pub table: TableAddress,
     /// Level of the table.
@@ -91,34 +91,34 @@ pub struct Unlinked {
 
 /// Software events that a checker needs in addition to the architectural ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each variant's line names its fields")]
+#[allow(missing_docs, reason = "the documentation of each variant names its fields")]
 pub enum Note {
-    /// The table's lock is taken, exclusive or shared.
-    Lock { exclusive: bool },
-    /// The lock is released.
+    /// Acquisition of the table's lock, exclusive or shared.
+    Lock { is_exclusive: bool },
+    /// Release of the lock.
     Unlock,
-    /// Tables are allocated into a memcache, which may sleep.
+    /// Allocation of tables into a memcache, which may sleep.
     TopUp,
-    /// A table was requested from an empty memcache.
-    Empty,
-    /// The host marks `size` bytes at `ipa` dirty: the guest may write them afterwards.
+    /// Request for a table from an empty memcache.
+    EmptyMemcache,
+    /// Marking of `size` bytes at `ipa` as dirty by the host: the guest may write them afterwards.
     MarkDirty { ipa: Ipa, size: u64 },
-    /// A page lookup begins; its result is valid until the invalidation sequence changes.
+    /// Start of a page lookup, whose result is valid until the invalidation sequence changes.
     LookUp,
-    /// The invalidation sequence changes: earlier page lookups become invalid.
-    Sequence,
+    /// Change of the invalidation sequence: earlier page lookups become invalid.
+    InvalidationSequence,
 }
 
 /// Operations of one CPU on tables, TLBs and caches.
 pub trait Operations {
-    /// Reads an entry with acquire or dependency ordering: reads of the table that it points at
-    /// observe that table's contents at linking, or newer.
+    /// Reads an entry with acquire or dependency ordering: later reads of the table that it points
+    /// at observe the contents with which the table was linked, or newer.
     fn load(&self, entry: EntryAddress) -> Descriptor;
 
     /// Writes an entry.
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order);
 
-    /// Writes adjacent entries in the given order. Each maps the next `span` bytes of memory.
+    /// Writes `count` adjacent entries. Each maps the next `span` bytes of memory.
     fn store_adjacent(
         &self,
         first: EntryAddress,
@@ -128,7 +128,7 @@ pub trait Operations {
         order: Order,
     ) {
         for n in 0..count {
-            self.store(first.skip(n), leaf.after(n * span), order);
+            self.store(first.skip(n), leaf.offset_by(n * span), order);
         }
     }
 
@@ -149,20 +149,19 @@ pub trait Operations {
     /// Frees a table that no walker can reach.
     fn free(&self, table: TableAddress);
 
-    /// Frees tables that no walker can reach, as [`Operations::free`] for each; an implementation
-    /// may take its lock once for all.
+    /// Frees tables as [`Operations::free`] does. An implementation may take its lock once for all.
     fn free_all(&self, tables: &[TableAddress]) {
         tables.iter().for_each(|table| self.free(*table));
     }
 
     /// Defers a call of [`Stage2::free_unlinked`](crate::Stage2::free_unlinked) until every active
     /// shared walk has ended.
-    fn defer(&self, unlinked: Unlinked);
+    fn defer_free(&self, unlinked: UnlinkedTable);
 
     /// Begins a shared walk. Walks nest: a [`Mapper`](crate::Mapper) is a walk until it is dropped.
     fn begin_walk(&self) {}
 
-    /// Ends the innermost walk. The walker uses no entry that it has read in this walk afterwards.
+    /// Ends the innermost walk. The walker then uses no entry that it has read in this walk.
     fn end_walk(&self) {}
 
     /// Adds references to a table, one for each entry that has become valid.
@@ -172,7 +171,7 @@ pub trait Operations {
     /// remaining count, which is 1 for an empty table.
     fn drop_references(&self, table: TableAddress, count: u32) -> u32;
 
-    /// Linux 6.12 with only the first patch of `stage2-fault-count`: it waits for locked entries.
+    /// Returns the reference count of a table.
     fn references(&self, table: TableAddress) -> u32;
 
     /// Executes a data synchronisation barrier.
@@ -192,7 +191,7 @@ pub trait Operations {
     fn clean_invalidate(&self, phys: PhysAddr, size: u64);
 
     /// Invalidates the I-cache over a range (`IC IVAU`), or all of it (`IC IALLUIS`).
-    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>);
+    fn invalidate_icache(&self, range: Option<(PhysAddr, u64)>);
 
     /// Pauses before the next read of an entry that another CPU has locked.
     fn pause(&self) {

@@ -9,52 +9,52 @@ use core::ops::Deref;
 use crate::{
     address::{EntryAddress, PhysAddr, TableAddress},
     descriptor::Descriptor,
-    geometry::{Geometry, index},
-    operations::{Dsb, Operations, Order, Tlbi, Unlinked, Vmid},
+    geometry::{Geometry, to_usize},
+    operations::{Dsb, Operations, Order, Tlbi, UnlinkedTable, Vmid},
     sync::{AtomicU64, Ordering, fence},
 };
 
 /// End of the free list.
-const NONE: u64 = u32::MAX as u64;
+const END_OF_LIST: u64 = u32::MAX as u64;
 
 /// A pool of tables with their reference counts.
 #[derive(Debug)]
 pub struct TablePool<M> {
     base: u64,
-    words_in_table: u64,
+    entries_in_table: u64,
     shift: u32,
     root_tables: u64,
-    words: M,
+    entries: M,
     /// Two words for each table: its reference count, and the next free table.
-    meta: M,
+    metadata: M,
     /// Tag in the upper half, index of the first free table in the lower half.
     head: AtomicU64,
 }
 
 impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
-    /// Creates a pool in `words`, which CPUs access at `base` (a multiple of the granule), with two
-    /// words of `meta` for each table. Returns `None` if the root does not fit or `meta` is too
+    /// Creates a pool in `entries`, which CPUs access at `base` (a multiple of the granule), with two
+    /// words of `metadata` for each table. Returns `None` if the root does not fit or `metadata` is too
     /// short.
-    pub fn new(base: PhysAddr, geometry: &Geometry, words: M, meta: M) -> Option<Self> {
-        let words_in_table = geometry.granule().entries();
-        let count = words.len() as u64 / words_in_table;
+    pub fn new(base: PhysAddr, geometry: &Geometry, entries: M, metadata: M) -> Option<Self> {
+        let entries_in_table = geometry.granule().entries();
+        let count = entries.len() as u64 / entries_in_table;
         let root_tables = geometry.root_tables();
-        if count < root_tables || count >= NONE || (meta.len() as u64) < 2 * count {
+        if count < root_tables || count >= END_OF_LIST || (metadata.len() as u64) < 2 * count {
             return None;
         }
         let pool = Self {
             base: base.0,
-            words_in_table,
+            entries_in_table,
             shift: geometry.granule().shift(),
             root_tables,
-            words,
-            meta,
-            head: AtomicU64::new(NONE),
+            entries,
+            metadata,
+            head: AtomicU64::new(END_OF_LIST),
         };
         for table in (root_tables..count).rev() {
             pool.push(table, table);
         }
-        (0..root_tables).for_each(|table| pool.zero(table));
+        (0..root_tables).for_each(|table| pool.zero_table(table));
         Some(pool)
     }
 
@@ -63,34 +63,34 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         TableAddress(self.base)
     }
 
-    fn number(&self, table: TableAddress) -> u64 {
+    fn table_index(&self, table: TableAddress) -> u64 {
         (table.0 - self.base) >> self.shift
     }
 
-    fn count(&self, table: TableAddress) -> &AtomicU64 {
-        &self.meta[index(2 * self.number(table))]
+    fn reference_count(&self, table: TableAddress) -> &AtomicU64 {
+        &self.metadata[to_usize(2 * self.table_index(table))]
     }
 
-    fn next(&self, table: u64) -> &AtomicU64 {
-        &self.meta[index(2 * table + 1)]
+    fn next_free(&self, table: u64) -> &AtomicU64 {
+        &self.metadata[to_usize(2 * table + 1)]
     }
 
-    fn zero(&self, table: u64) {
-        let from = index(table * self.words_in_table);
-        let to = from + index(self.words_in_table);
-        for line in self.words[from..to].chunks_exact(8) {
+    fn zero_table(&self, table: u64) {
+        let from = to_usize(table * self.entries_in_table);
+        let to = from + to_usize(self.entries_in_table);
+        for line in self.entries[from..to].chunks_exact(8) {
             for word in line {
                 word.store(0, Ordering::Relaxed);
             }
         }
-        self.meta[index(2 * table)].store(1, Ordering::Relaxed);
+        self.metadata[to_usize(2 * table)].store(1, Ordering::Relaxed);
     }
 
     /// Pushes a chain of tables onto the free list.
     fn push(&self, first: u64, last: u64) {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
-            self.next(last).store(head & NONE, Ordering::Relaxed);
+            self.next_free(last).store(head & END_OF_LIST, Ordering::Relaxed);
             let new = ((head >> 32).wrapping_add(1) << 32) | first;
             match self.head.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,
@@ -103,15 +103,15 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
     pub fn allocate(&self) -> Option<TableAddress> {
         let mut head = self.head.load(Ordering::Acquire);
         loop {
-            let table = head & NONE;
-            if table == NONE {
+            let table = head & END_OF_LIST;
+            if table == END_OF_LIST {
                 return None;
             }
-            let next = self.next(table).load(Ordering::Relaxed);
+            let next = self.next_free(table).load(Ordering::Relaxed);
             let new = ((head >> 32).wrapping_add(1) << 32) | next;
             match self.head.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    self.zero(table);
+                    self.zero_table(table);
                     return Some(TableAddress(self.base + (table << self.shift)));
                 }
                 Err(now) => head = now,
@@ -129,34 +129,33 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         let (Some(first), Some(last)) = (tables.first(), tables.last()) else {
             return;
         };
-        let root = |table| self.number(table) < self.root_tables;
-        debug_assert!(!tables.iter().any(|t| root(*t)), "the root stays");
+        let root = |table| self.table_index(table) < self.root_tables;
+        debug_assert!(!tables.iter().any(|t| root(*t)), "the root is never freed");
         for pair in tables.windows(2) {
-            let next = self.number(pair[1]);
-            self.next(self.number(pair[0])).store(next, Ordering::Relaxed);
+            let next = self.table_index(pair[1]);
+            self.next_free(self.table_index(pair[0])).store(next, Ordering::Relaxed);
         }
-        self.push(self.number(*first), self.number(*last));
+        self.push(self.table_index(*first), self.table_index(*last));
     }
 
     /// Returns the number of free tables; exact while no other thread allocates or frees.
-    pub fn available(&self) -> usize {
+    pub fn free_tables(&self) -> usize {
         let mut count = 0;
-        let mut table = self.head.load(Ordering::Acquire) & NONE;
-        while table != NONE {
+        let mut table = self.head.load(Ordering::Acquire) & END_OF_LIST;
+        while table != END_OF_LIST {
             count += 1;
-            table = self.next(table).load(Ordering::Relaxed);
+            table = self.next_free(table).load(Ordering::Relaxed);
         }
         count
     }
 
     #[inline]
     fn word(&self, entry: EntryAddress) -> &AtomicU64 {
-        &self.words[index((entry.0 - self.base) >> 3)]
+        &self.entries[to_usize((entry.0 - self.base) >> 3)]
     }
 }
 
-/// Writes adjacent entries in memory, as [`Operations::store_adjacent`]: each maps the next `span`
-/// bytes.
+/// Writes adjacent entries in memory, for [`Operations::store_adjacent`].
 #[inline]
 pub fn store_adjacent(entries: &[AtomicU64], leaf: Descriptor, span: u64, order: Order) {
     if order == Order::Release {
@@ -179,7 +178,7 @@ pub fn store_adjacent(entries: &[AtomicU64], leaf: Descriptor, span: u64, order:
 
 /// Returns zeroed words for a pool.
 #[cfg(any(test, feature = "alloc"))]
-pub fn words(count: usize) -> alloc::boxed::Box<[AtomicU64]> {
+pub fn zeroed_words(count: usize) -> alloc::boxed::Box<[AtomicU64]> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
@@ -187,7 +186,7 @@ pub fn words(count: usize) -> alloc::boxed::Box<[AtomicU64]> {
 ///
 /// Use them for a table built before its guest first runs, and in tests. Once a CPU may walk the
 /// table, a wrapper must add the barriers, TLBIs and CMOs that the architecture requires. Shared
-/// walks must not coalesce: deferred tables ([`Operations::defer`]) are never freed.
+/// walks must not coalesce: deferred tables ([`Operations::defer_free`]) are never freed.
 #[derive(Debug)]
 pub struct NoMaintenance<'a, M>(pub &'a TablePool<M>);
 
@@ -214,8 +213,8 @@ impl<M: Deref<Target = [AtomicU64]>> Operations for NoMaintenance<'_, M> {
         span: u64,
         order: Order,
     ) {
-        let from = index((first.0 - self.0.base) >> 3);
-        store_adjacent(&self.0.words[from..from + index(count)], leaf, span, order);
+        let from = to_usize((first.0 - self.0.base) >> 3);
+        store_adjacent(&self.0.entries[from..from + to_usize(count)], leaf, span, order);
     }
 
     #[inline]
@@ -244,22 +243,22 @@ impl<M: Deref<Target = [AtomicU64]>> Operations for NoMaintenance<'_, M> {
         self.0.free_all(tables);
     }
 
-    fn defer(&self, _: Unlinked) {}
+    fn defer_free(&self, _: UnlinkedTable) {}
 
     #[inline]
     fn take_references(&self, table: TableAddress, count: u32) {
-        self.0.count(table).fetch_add(count.into(), Ordering::Relaxed);
+        self.0.reference_count(table).fetch_add(count.into(), Ordering::Relaxed);
     }
 
     #[inline]
     fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
-        let before = self.0.count(table).fetch_sub(count.into(), Ordering::AcqRel);
+        let before = self.0.reference_count(table).fetch_sub(count.into(), Ordering::AcqRel);
         u32::try_from(before.saturating_sub(count.into())).unwrap_or(u32::MAX)
     }
 
     #[inline]
     fn references(&self, table: TableAddress) -> u32 {
-        u32::try_from(self.0.count(table).load(Ordering::Acquire)).unwrap_or(u32::MAX)
+        u32::try_from(self.0.reference_count(table).load(Ordering::Acquire)).unwrap_or(u32::MAX)
     }
 
     #[inline]
@@ -280,5 +279,5 @@ impl<M: Deref<Target = [AtomicU64]>> Operations for NoMaintenance<'_, M> {
     fn clean_invalidate(&self, _: PhysAddr, _: u64) {}
 
     #[inline]
-    fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
+    fn invalidate_icache(&self, _: Option<(PhysAddr, u64)>) {}
 }

@@ -12,19 +12,19 @@ use granule_stage2::check::{Rule, Trace};
 use support::script::{first_line, replay};
 
 /// Returns the rules that a script violates on CPUs without FEAT_S2FWB and CTR_EL0.DIC.
-fn violated(script: &str) -> BTreeSet<Rule> {
-    replay("", script).violated().clone()
+fn violated_rules(script: &str) -> BTreeSet<Rule> {
+    replay("", script).violated_rules().clone()
 }
 
-/// Two mapped pages, cleaned and invalidated.
+/// Two mapped pages whose memory is cleaned and invalidated.
 const TWO_PAGES: &str = "LINKED; CLEAN; TWO_PAGES";
 
 /// A run of 16 contiguous pages.
-const RUN: &str =
+const CONTIGUOUS_RUN: &str =
     "LINKED; CLEAN; ref T3 16; 0..16 * store ENTRY# 0 HINTED# release; unlock; lock exclusive";
 
-/// Name, events before, and scripts with the rules that each violates. A script that cleans memory
-/// while the guest can access it, or not at all, also violates `returned-unclean`.
+/// Name, preceding events, and scripts with the rules that each violates. A script that unmaps
+/// memory without a CMO after the invalidation also violates `returned-unclean`.
 type Defect = (&'static str, &'static str, &'static [(&'static str, &'static [Rule])]);
 
 #[rustfmt::skip]
@@ -33,7 +33,7 @@ const DEFECTS: &[Defect] = &[
         ("lock exclusive; UNMAP0; UNMAP1; FLUSH; UNLINK_T3; free T3", &[Rule::FreedWhileWalked]),
         ("lock exclusive; UNMAP0; UNMAP1; FLUSH; CLEAN; UNLINK_T3; FLUSH; free T3; unlock", &[]),
     ]),
-    ("axaddrspace invalidates the wrong regime", TWO_PAGES, &[
+    ("axaddrspace invalidates the wrong translation regime", TWO_PAGES, &[
         ("lock exclusive; UNMAP1; ENTER; tlbi vmalle1is; dsb ish; LEAVE; unlock",
             &[Rule::ReductionNotComplete, Rule::ReturnedUnclean]),
     ]),
@@ -42,7 +42,8 @@ const DEFECTS: &[Defect] = &[
         ("lock exclusive; UNMAP1; ENTER; tlbi ipas2e1is 0x1000000; STAGE1; LEAVE; unlock",
             &[Rule::ReductionNotComplete, Rule::ReturnedUnclean]),
     ]),
-    // One page is mapped and clean, the rest of its 2M is not. Then a block replaces the table.
+    // A block replaces a table with one page, whose memory is clean. The rest of the 2M is not
+    // clean.
     ("a coalesced block without CMOs is unclean",
         "LINKED; dc PHYS 0x1000; dsb ish; store ENTRY0 0 PAGE0 release; ref T3 1", &[
         ("COALESCE; store T2 0 BLOCK release; FREE_T3; unlock", &[Rule::UncleanReachable]),
@@ -51,7 +52,7 @@ const DEFECTS: &[Defect] = &[
         ("ic; dsb ish; CLEAN; COALESCE; store T2 0 XBLOCK release; FREE_T3; unlock", &[Rule::StaleInstructions]),
         ("CLEAN; ic; dsb ish; isb; COALESCE; store T2 0 XBLOCK release; FREE_T3; unlock", &[]),
     ]),
-    ("bytes written during maintenance stay dirty, and stale for fetches", "LINKED", &[
+    ("bytes written during a CMO stay dirty, and stale for fetches", "LINKED", &[
         ("dc PHYS 0x200000; write 0x100001000 0x40; dsb ish; store ENTRY0 0 PAGE0 release; ref T3 1; unlock", &[]),
         ("dc PHYS 0x200000; write 0x100001000 0x40; dsb ish; store ENTRY1 0 PAGE1 release; ref T3 1; unlock",
             &[Rule::UncleanReachable]),
@@ -59,8 +60,8 @@ const DEFECTS: &[Defect] = &[
         ("CLEAN; ic; write 0x100001000 0x40; dsb ish; CLEAN; store ENTRY1 0 XPAGE1 release; ref T3 1; unlock",
             &[Rule::StaleInstructions]),
     ]),
-    ("maintenance without effect needs a DSB too", "TABLES; CLEAN", &[
-        ("dc PHYS 0x40; write PHYS 0x40; unlock", &[Rule::UnfinishedMaintenance]),
+    ("a CMO without effect needs a DSB too", "TABLES; CLEAN", &[
+        ("dc PHYS 0x40; write PHYS 0x40; unlock", &[Rule::UnfinishedCmo]),
     ]),
     ("a walker takes a table from an empty memcache, and another takes the lock", "", &[
         ("lock exclusive; empty; 1 lock exclusive; 1 unlock", &[Rule::EmptyMemcache, Rule::LockDiscipline]),
@@ -102,7 +103,7 @@ const DEFECTS: &[Defect] = &[
         "LINKED; CLEAN; TWO_PAGES; lock shared; 1 lock shared; store ENTRY0 PAGE0 0 swap; 1 store ENTRY0 0 LOCKED swap", &[
         ("FLUSH; 1 store ENTRY0 LOCKED RPAGE0 release; unlock; 1 unlock", &[]),
     ]),
-    ("a change to a contiguous page needs a break of the whole run", RUN, &[
+    ("a change to a contiguous page needs a break of the whole run", CONTIGUOUS_RUN, &[
         ("BREAK_RUN; FLUSH; 0..16 * store ENTRY# 0 RPAGE# release; unlock", &[]),
         // HINTED0 without write permission.
         ("store ENTRY0 HINTED0 0x005000010000077f plain; FLUSH; unlock", &[Rule::ContiguousRun]),
@@ -115,7 +116,7 @@ const DEFECTS: &[Defect] = &[
           FLUSH; 1..16 * store ENTRY# 0 PAGE# release; unlock", &[Rule::MakeBeforeInvalidated]),
     ]),
     // A TLB need not cache a run as one entry.
-    ("each page of a contiguous run needs its own invalidation", RUN, &[
+    ("each page of a contiguous run needs its own invalidation", CONTIGUOUS_RUN, &[
         ("BREAK_RUN; ref T3 -16; ENTER; 0..16 * tlbi ipas2e1is IPA# ttl=3; STAGE1; LEAVE; CLEAN; unlock", &[]),
         ("BREAK_RUN; ref T3 -16; ENTER; 0..15 * tlbi ipas2e1is IPA# ttl=3; STAGE1; LEAVE; CLEAN; unlock",
             &[Rule::ReductionNotComplete, Rule::ReturnedUnclean]),
@@ -127,7 +128,11 @@ fn known_defects_violate_the_expected_rules() {
     for (name, before, cases) in DEFECTS {
         for (script, rules) in *cases {
             let expected = rules.iter().copied().collect();
-            assert_eq!(violated(&format!("{before}; {script}")), expected, "{name}: {script}");
+            assert_eq!(
+                violated_rules(&format!("{before}; {script}")),
+                expected,
+                "{name}: {script}"
+            );
         }
     }
 }

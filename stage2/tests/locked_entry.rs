@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Shared walkers that find an entry locked by another walker. They wait for it at every level and
-//! for every request, and continue with the entry that the other walker makes. If the policy does
+//! Shared walkers that find an entry locked by another walker. At every level and for every
+//! request, they wait and continue with the entry that the other walker makes. If the policy does
 //! not wait, the guest refaults.
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
@@ -11,7 +11,7 @@ use std::cell::Cell;
 
 use granule_stage2::{
     EntryAddress, Ipa, MapError, MapRequest, Memcache, NoMaintenance, Operations, Policy, Stage2,
-    check::{Call, Hook, Hooked, Reply},
+    check::{Call, Hook, HookedOperations, Reply},
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule, Level},
     operations::Order,
@@ -32,7 +32,7 @@ impl<O: Operations> Hook<O> for OtherWalker {
             if self.pauses.get() == 2 {
                 inner.store(self.entry, self.new, Order::Release);
             }
-            return Reply::Done;
+            return Reply::NoValue;
         }
         call.run(inner)
     }
@@ -66,7 +66,7 @@ impl LockedEntry {
         new: Descriptor,
         (operation, ipa, size, attributes): Request,
     ) -> (Result<(), MapError>, u32) {
-        let ops = Hooked {
+        let ops = HookedOperations {
             inner: NoMaintenance(&self.pool),
             hook: OtherWalker { entry: self.entry, new, pauses: Cell::new(0) },
         };
@@ -98,8 +98,8 @@ fn block(attributes: Attributes) -> Descriptor {
     Descriptor::leaf(MEMORY, Level::new(2).unwrap(), attributes, true)
 }
 
-/// Linux 6.12 with waits for locked entries as the only change.
-const WAITS: Policy = Policy::LINUX_6_12_WAIT;
+/// Linux 6.12 that waits for locked entries, without other changes.
+const WITH_WAIT: Policy = Policy::LINUX_6_12_WAIT;
 const NO_WAIT: Policy = Policy::LINUX_6_12;
 const READ: Attributes = Attributes::READ;
 const READ_WRITE: Attributes = Attributes::READ_WRITE;
@@ -109,16 +109,16 @@ const MAP_BLOCK: Request = (Operation::Map, 0, BLOCK, READ);
 
 #[test]
 fn a_walker_continues_with_the_entry_that_it_waited_for() {
-    let turns = WAITS.locked_entry_turns - 1;
+    let reads = WITH_WAIT.locked_entry_reads - 1;
     let again = Err(MapError::Again);
     let relax = |attributes| (Operation::Relax, PAGE, PAGE, attributes);
     for (name, policy, new, request, expected, left) in [
-        ("the same permissions", WAITS, block(READ), MAP_PAGE, (again, 2), block(READ)),
-        ("more permissions", WAITS, block(READ_WRITE), MAP_PAGE, (again, 2), block(READ_WRITE)),
-        ("a map of the block itself", WAITS, block(READ), MAP_BLOCK, (again, 2), block(READ)),
-        ("the wait is bounded", WAITS, LOCKED, MAP_PAGE, (again, turns), LOCKED),
+        ("the same permissions", WITH_WAIT, block(READ), MAP_PAGE, (again, 2), block(READ)),
+        ("more permissions", WITH_WAIT, block(READ_WRITE), MAP_PAGE, (again, 2), block(READ_WRITE)),
+        ("a map of the block itself", WITH_WAIT, block(READ), MAP_BLOCK, (again, 2), block(READ)),
+        ("the wait is bounded", WITH_WAIT, LOCKED, MAP_PAGE, (again, reads), LOCKED),
         ("no wait", NO_WAIT, LOCKED, MAP_PAGE, (again, 0), LOCKED),
-        ("relax", WAITS, block(READ), relax(READ_WRITE), (Ok(()), 2), block(READ_WRITE)),
+        ("relax", WITH_WAIT, block(READ), relax(READ_WRITE), (Ok(()), 2), block(READ_WRITE)),
         ("relax without a wait", NO_WAIT, block(READ), relax(READ), (again, 0), LOCKED),
     ] {
         let locked = LockedEntry::new(policy);
@@ -131,7 +131,7 @@ fn a_walker_continues_with_the_entry_that_it_waited_for() {
 
 #[test]
 fn a_walker_descends_into_the_table_that_it_waited_for() {
-    let locked = LockedEntry::new(WAITS);
+    let locked = LockedEntry::new(WITH_WAIT);
     let child = locked.pool.allocate().unwrap();
 
     let done = locked.run(Descriptor::table(child), (Operation::Map, 5 * PAGE, PAGE, READ));
@@ -142,7 +142,7 @@ fn a_walker_descends_into_the_table_that_it_waited_for() {
 
 #[test]
 fn a_block_that_does_not_permit_the_access_is_split() {
-    let locked = LockedEntry::new(WAITS);
+    let locked = LockedEntry::new(WITH_WAIT);
 
     let (done, _) = locked.run(block(READ), (Operation::Map, PAGE, PAGE, READ_WRITE));
 

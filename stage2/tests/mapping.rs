@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Single maps and the mapper: every granule and IPA width, refused addresses, attributes, devices,
-//! memcaches and replaced tables. The Contiguous bit: which pages get it, and that a change to one
-//! page first removes it from the run. `known_bugs.rs` and `mutation.rs` test that the checker
-//! reports a change that does not.
+//! memcaches and replaced tables. The Contiguous bit: pages that fill a run have it, and a change
+//! to one page first removes it from the run. `known_bugs.rs` and `mutation.rs` test that the
+//! checker reports a change that keeps it.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 
 use granule_stage2::{
     Access, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance, PhysAddr,
-    Policy, Stage2, Unmap,
+    Policy, Stage2, UnmapBatching,
     check::{Action, Checker, Event, Recorder},
     descriptor::{Attributes, Descriptor, MemoryType},
     epoch::EpochReclaim,
@@ -19,8 +19,9 @@ use granule_stage2::{
     operations::{Note, Operations},
 };
 use support::{
-    ALL_FEATURES, BLOCK, Cpu, MEMORY, PAGE, cpu, fixture, fixture_with, pool, setup, stage2,
-    test_vm::{TestVm, Vcpu},
+    ALL_FEATURES, BLOCK, MEMORY, PAGE, PoolOps, fixture, fixture_with, pool, pool_ops, setup,
+    stage2,
+    test_vm::{TestVcpu, TestVm},
 };
 
 fn request(ipa: u64, size: u64) -> MapRequest {
@@ -60,9 +61,9 @@ fn a_mapper_applies_the_attributes_of_each_request() {
                 read: bits & 1 != 0,
                 write: bits & 2 != 0,
                 execute: bits & 4 != 0,
-                accessed: bits & 8 != 0,
+                is_accessed: bits & 8 != 0,
                 // The engine ignores this attribute: it alone decides which pages form a run.
-                contiguous: bits & 16 != 0,
+                is_contiguous: bits & 16 != 0,
                 software: u8::try_from(bits >> 5).unwrap(),
             }
         })
@@ -80,14 +81,14 @@ fn a_mapper_applies_the_attributes_of_each_request() {
     drop(mapper);
 
     for request in requests {
-        let attributes = Attributes { contiguous: false, ..request.attributes };
+        let attributes = Attributes { is_contiguous: false, ..request.attributes };
         let leaf = Descriptor::leaf(request.phys, Level::PAGE, attributes, true);
         assert_eq!(table.look_up(&ops, request.ipa), (leaf, Level::PAGE));
     }
 }
 
 #[test]
-fn every_granule_and_ipa_width_is_walked_alike() {
+fn walks_work_for_every_granule_and_ipa_width() {
     let shapes = [Granule::K4, Granule::K16, Granule::K64]
         .into_iter()
         .flat_map(|granule| [32, 36, 39, 40, 43, 48].map(|bits| (granule, bits)));
@@ -102,7 +103,7 @@ fn every_granule_and_ipa_width_is_walked_alike() {
         let request =
             |ipa, size| MapRequest::new(Ipa(ipa), PhysAddr(ipa), size, Attributes::READ_WRITE);
 
-        // Act: the last block but one, then two pages, one of them with a mapper.
+        // Act: maps the last block but one, and two pages after it, one of them with a mapper.
         let (one, other) = (at + block, at + block + granule.size());
         table.map(&ops, &mut memcache, &request(at, block)).unwrap();
         table.map(&ops, &mut memcache, &request(one, granule.size())).unwrap();
@@ -113,12 +114,12 @@ fn every_granule_and_ipa_width_is_walked_alike() {
         for ipa in [at, at + block - 1, one, other + 5] {
             assert_eq!(seen(ipa).map(|s| s.phys.0), Some(ipa), "{granule:?} {bits}");
         }
-        // With concatenated root tables: the same entry in another root table.
+        // The same index in another of the concatenated root tables.
         let alias = at.wrapping_sub(geometry.size() / geometry.root_tables());
         let others = [at.wrapping_sub(1), alias, other + granule.size(), geometry.size()];
         assert!(others.into_iter().all(|ipa| seen(ipa).is_none()));
         // 64K pages and a 32-bit IPA space allow no block.
-        let highest = geometry.start().max(Level::new(2).unwrap());
+        let highest = geometry.start_level().max(Level::new(2).unwrap());
         assert_eq!(table.look_up(&ops, Ipa(at)).1, highest);
         assert_eq!(table.look_up(&ops, Ipa(one)).1, Level::PAGE);
     }
@@ -128,18 +129,18 @@ fn every_granule_and_ipa_width_is_walked_alike() {
 fn a_replaced_table_is_not_freed_during_a_mappers_walk() {
     let (pool, table, mut memcache) = fixture(Granule::K4, 39, 32);
     let reclaim = EpochReclaim::new(1);
-    let ops = cpu(&pool, &reclaim, 0);
+    let ops = pool_ops(&pool, &reclaim, 0);
 
     let mut mapper = table.mapper_shared(&ops);
     mapper.map(&mut memcache, &request(0, PAGE)).unwrap();
     // The same CPU maps a block there in a separate walk.
     let block = table.map_shared(&ops, &mut memcache, &request(0, BLOCK));
-    let early = reclaim.take();
+    let early = reclaim.take_unreachable_table();
     mapper.map(&mut memcache, &request(PAGE, PAGE)).unwrap();
     drop(mapper);
 
     assert_eq!((block, early), (Ok(()), None));
-    assert!(reclaim.take().is_some());
+    assert!(reclaim.take_unreachable_table().is_some());
 }
 
 #[test]
@@ -154,13 +155,13 @@ fn addresses_beyond_48_bits_are_refused() {
         let high = request(Ipa(0x5000), PhysAddr(MEMORY.0 | bit));
         let alone = [far, high].map(|r| table.map(&ops, &mut memcache, &r));
         let mut mapper = table.mapper(&ops);
-        // The mapper caches the table that the refused addresses would truncate to.
+        // The mapper caches the table that contains the truncated address.
         mapper.map(&mut memcache, &request(Ipa(page), MEMORY + page)).unwrap();
         let in_one_walk = [far, high].map(|r| mapper.map(&mut memcache, &r));
 
         for [far, high] in [alone, in_one_walk] {
-            assert!(matches!(far, Err(MapError::OutOfRange { .. })), "{far:?}");
-            assert!(matches!(high, Err(MapError::TooHigh { .. })), "{high:?}");
+            assert!(matches!(far, Err(MapError::IpaOutOfRange { .. })), "{far:?}");
+            assert!(matches!(high, Err(MapError::PhysOutOfRange { .. })), "{high:?}");
         }
     }
     assert_eq!(table.look_up(&ops, Ipa(0x5000)).0, Descriptor::EMPTY);
@@ -183,7 +184,7 @@ fn addresses_outside_the_table_are_refused() {
         let at = |ipa| MapRequest::new(ipa, PhysAddr(1 << 40), leaf, Attributes::READ);
         let last = Ipa(end.0 - leaf);
 
-        // First and last leaf, so that the mapper continues from either leaf's table.
+        // The mapper must refuse the address after the first and after the last leaf.
         let mut mapper = table.mapper(&ops);
         let mut outside = Vec::new();
         for ipa in [Ipa(0), last] {
@@ -200,7 +201,7 @@ fn addresses_outside_the_table_are_refused() {
 
         for done in outside {
             let shape = (granule, bits);
-            assert!(matches!(done, Err(MapError::OutOfRange { .. })), "{shape:?}");
+            assert!(matches!(done, Err(MapError::IpaOutOfRange { .. })), "{shape:?}");
         }
         assert_eq!(table.look_up(&ops, end).0, Descriptor::EMPTY);
         assert_eq!(table.look_up(&ops, Ipa(1 << 60)).0, Descriptor::EMPTY);
@@ -211,14 +212,14 @@ fn addresses_outside_the_table_are_refused() {
     }
 }
 
-type CheckedOps<'a> = Recorder<'a, Cpu<'a>, Checker>;
+type CheckedOps<'a> = Recorder<'a, PoolOps<'a>, Checker>;
 
-/// Runs `act` on an empty table with the checker enabled, which must report no violation.
-fn checked(features: Features, act: impl FnOnce(&mut Stage2, &CheckedOps<'_>, &mut Memcache)) {
+/// Runs `act` on an empty table. The checker must report no violation.
+fn run_checked(features: Features, act: impl FnOnce(&mut Stage2, &CheckedOps<'_>, &mut Memcache)) {
     let geometry = Geometry::new(Granule::K4, 40).unwrap();
     let (pool, reclaim) = (pool(&geometry, 32), EpochReclaim::new(1));
     let checker = Mutex::new(Checker::new(setup(geometry, features, &pool, 1)));
-    let ops = Recorder::new(cpu(&pool, &reclaim, 0), 0, &checker);
+    let ops = Recorder::new(pool_ops(&pool, &reclaim, 0), 0, &checker);
     let mut table = stage2(geometry, features, Policy::GRANULE, &pool);
     let mut memcache = Memcache::new();
     memcache.top_up(&ops, 4, 8);
@@ -226,8 +227,8 @@ fn checked(features: Features, act: impl FnOnce(&mut Stage2, &CheckedOps<'_>, &m
     assert_eq!(checker.lock().unwrap().violations(), []);
 }
 
-fn locked<T>(ops: &CheckedOps<'_>, act: impl FnOnce() -> T) -> T {
-    ops.note(Note::Lock { exclusive: true });
+fn with_lock<T>(ops: &CheckedOps<'_>, act: impl FnOnce() -> T) -> T {
+    ops.note(Note::Lock { is_exclusive: true });
     let result = act();
     ops.note(Note::Unlock);
     result
@@ -237,14 +238,14 @@ fn locked<T>(ops: &CheckedOps<'_>, act: impl FnOnce() -> T) -> T {
 fn devices_and_non_cacheable_memory_need_no_cmo() {
     for memory in [MemoryType::Device, MemoryType::NonCacheable] {
         for features in [Features::default(), ALL_FEATURES] {
-            checked(features, |table, ops, memcache| {
+            run_checked(features, |table, ops, memcache| {
                 let (ipa, phys, size) = (Ipa(0), PhysAddr(0x900_0000), 16 * PAGE);
-                let device = true;
-                ops.record(Action::AddMemory { ipa, phys, size, device });
+                let is_device = true;
+                ops.record(Action::AddMemory { ipa, phys, size, is_device });
                 let attributes = Attributes { memory, ..Attributes::READ_WRITE };
                 let request = MapRequest::new(ipa, phys, size, attributes);
-                locked(ops, || table.map(ops, memcache, &request).unwrap());
-                locked(ops, || table.unmap(ops, ipa, size).unwrap());
+                with_lock(ops, || table.map(ops, memcache, &request).unwrap());
+                with_lock(ops, || table.unmap(ops, ipa, size).unwrap());
                 ops.record(Action::RemoveMemory { ipa, size });
             });
         }
@@ -253,16 +254,16 @@ fn devices_and_non_cacheable_memory_need_no_cmo() {
 
 #[test]
 fn pages_with_different_software_bits_are_not_coalesced() {
-    checked(ALL_FEATURES, |table, ops, memcache| {
+    run_checked(ALL_FEATURES, |table, ops, memcache| {
         let (ipa, phys, size) = (Ipa(0), MEMORY, BLOCK);
-        let device = false;
-        ops.record(Action::AddMemory { ipa, phys, size, device });
+        let is_device = false;
+        ops.record(Action::AddMemory { ipa, phys, size, is_device });
         let page = |at, software| {
             let attributes = Attributes { software, ..Attributes::READ_WRITE };
             MapRequest::new(Ipa(at), phys + at, PAGE, attributes)
         };
 
-        locked(ops, || {
+        with_lock(ops, || {
             for n in 0..BLOCK / PAGE {
                 let request = page(n * PAGE, if n == 5 { 7 } else { 0 });
                 table.map(ops, memcache, &request).unwrap();
@@ -276,8 +277,8 @@ fn pages_with_different_software_bits_are_not_coalesced() {
 }
 
 #[test]
-fn maintenance_in_the_fault_path_works_with_shared_walkers() {
-    let policy = Policy { cmo: CmoPlacement::FaultPath, ..Policy::LINUX_6_12 };
+fn cmos_in_the_fault_path_work_with_shared_walkers() {
+    let policy = Policy { cmo_placement: CmoPlacement::FaultPath, ..Policy::LINUX_6_12 };
     let vm = TestVm::new(policy, Features::default(), 1, 2);
     let checker = Mutex::new(Checker::new(vm.setup));
     let mut vcpu = vm.vcpu(0, &checker);
@@ -289,13 +290,13 @@ fn maintenance_in_the_fault_path_works_with_shared_walkers() {
 }
 
 /// Returns the stores of a shared walker that coalesces a table of pages into a block.
-fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
+fn coalesce_stores(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
     let geometry = Geometry::new(Granule::K4, 39).unwrap();
     let features = Features { bbm, ..ALL_FEATURES };
     let (pool, table, mut memcache) = fixture_with(geometry, features, Policy::GRANULE, 32);
     let (reclaim, events) = (EpochReclaim::new(1), Mutex::new(Vec::<Event>::new()));
-    let ops = Recorder::new(cpu(&pool, &reclaim, 0), 0, &events);
-    let pages = MapRequest { largest: PAGE, ..request(0, BLOCK) };
+    let ops = Recorder::new(pool_ops(&pool, &reclaim, 0), 0, &events);
+    let pages = MapRequest { max_leaf_size: PAGE, ..request(0, BLOCK) };
     table.map_shared(&ops, &mut memcache, &pages).unwrap();
     let before = events.lock().unwrap().len();
     let attributes = Attributes { write, ..Attributes::READ };
@@ -312,21 +313,21 @@ fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
 #[test]
 fn coalescing_needs_no_break_with_bbm_3_and_equal_permissions() {
     let breaks = |bbm, write| {
-        let stores = stores_of_a_coalesce(bbm, write);
+        let stores = coalesce_stores(bbm, write);
         assert!(!stores.is_empty());
         stores.iter().any(|(_, new)| !new.is_valid())
     };
 
     assert!(!breaks(3, true));
-    // FEAT_BBM level 2 needs two stores, as it uses nT; a change of permissions needs a break.
+    // With FEAT_BBM level 2, nT needs two stores. A change of permissions needs a break.
     assert!(breaks(2, true) && breaks(1, true) && breaks(0, true));
     assert!(breaks(3, false));
 }
 
 #[test]
-fn tables_that_blocks_replace_return_to_the_pool() {
+fn replaced_tables_return_to_the_pool() {
     const BLOCKS: u64 = 80;
-    // All 128 tables except the root and the table below it.
+    // 128 tables without the root and the table below it.
     const FREE: usize = 126;
     let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 128);
     let ops = NoMaintenance(&pool);
@@ -339,35 +340,35 @@ fn tables_that_blocks_replace_return_to_the_pool() {
         memcache.drain(&ops);
     };
     by_pages(&mut table, &mut memcache);
-    assert_eq!(pool.available(), FREE - 80);
+    assert_eq!(pool.free_tables(), FREE - 80);
 
     // A drained memcache retains no table.
     blocks().for_each(|r| table.map(&ops, &mut memcache, &r).unwrap());
-    assert_eq!(pool.available(), FREE);
+    assert_eq!(pool.free_tables(), FREE);
 
     // A topped-up memcache retains as many tables as fit.
-    for hand in [1, 8, Memcache::CAPACITY - 1, Memcache::CAPACITY] {
+    for count in [1, 8, Memcache::CAPACITY - 1, Memcache::CAPACITY] {
         table.unmap(&ops, Ipa(0), BLOCKS * BLOCK).unwrap();
         by_pages(&mut table, &mut memcache);
-        assert!(memcache.top_up(&ops, hand, hand));
+        assert!(memcache.top_up(&ops, count, count));
         let mut mapper = table.mapper(&ops);
         blocks().for_each(|r| mapper.map(&mut memcache, &r).unwrap());
         drop(mapper);
-        assert!(pool.available() >= FREE - hand - Memcache::CAPACITY);
-        assert_eq!(memcache.len(), hand);
+        assert!(pool.free_tables() >= FREE - count - Memcache::CAPACITY);
+        assert_eq!(memcache.len(), count);
         memcache.drain(&ops);
-        assert_eq!(pool.available(), FREE, "{hand} in hand");
+        assert_eq!(pool.free_tables(), FREE, "{count} tables in the memcache");
     }
 }
 
-/// Returns how many of the first `pages` have the bit after one exclusive map.
+/// Returns the number of contiguous pages after one exclusive map of `pages` pages.
 fn contiguous_pages(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64) -> usize {
     let geometry = Geometry::new(granule, 40).unwrap();
     let (pool, mut table, mut memcache) = fixture_with(geometry, Features::default(), policy, 32);
     let ops = NoMaintenance(&pool);
     let size = pages * granule.size();
     let request = MapRequest {
-        largest: granule.size(),
+        max_leaf_size: granule.size(),
         ..MapRequest::new(Ipa(0), phys, size, Attributes::READ)
     };
 
@@ -378,7 +379,7 @@ fn contiguous_pages(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64
 }
 
 #[test]
-fn pages_that_fill_an_aligned_run_receive_the_bit() {
+fn pages_that_fill_an_aligned_run_have_the_contiguous_bit() {
     let phys = PhysAddr(0x1_0000_0000);
     for (policy, granule, phys, pages, contiguous) in [
         (Policy::GRANULE, Granule::K4, phys, 16 * 3 + 7, 16 * 3),
@@ -392,10 +393,10 @@ fn pages_that_fill_an_aligned_run_receive_the_bit() {
     }
 }
 
-type Guest<'a> = Vcpu<'a, Recorder<'a, Cpu<'a>, Checker>, Checker>;
+type CheckedVcpu<'a> = TestVcpu<'a, Recorder<'a, PoolOps<'a>, Checker>, Checker>;
 
-/// Returns how many of 512 contiguous pages have the bit after `act`.
-fn left_after(policy: Policy, act: impl FnOnce(&mut Guest<'_>)) -> usize {
+/// Returns the number of contiguous pages after `act`, from 512 before it.
+fn contiguous_after(policy: Policy, act: impl FnOnce(&mut CheckedVcpu<'_>)) -> usize {
     let vm = TestVm::new(policy, Features::default(), 1, 4);
     let checker = Mutex::new(Checker::new(vm.setup));
     let mut guest = vm.vcpu(0, &checker);
@@ -407,7 +408,7 @@ fn left_after(policy: Policy, act: impl FnOnce(&mut Guest<'_>)) -> usize {
     let left = pages
         .filter(|ipa| {
             let look = |table: &Stage2| table.look_up(&guest.ops, *ipa).0;
-            vm.mmu.shared(&guest.ops, look).is_contiguous()
+            vm.mmu.with_shared(&guest.ops, look).is_contiguous()
         })
         .count();
     guest.finish();
@@ -416,41 +417,41 @@ fn left_after(policy: Policy, act: impl FnOnce(&mut Guest<'_>)) -> usize {
     left
 }
 
-const CHANGED: u64 = 3 * BLOCK + 21 * PAGE;
+const CHANGED_PAGE: u64 = 3 * BLOCK + 21 * PAGE;
 
 #[test]
-fn a_change_removes_the_bit_from_the_runs_that_it_touches() {
-    type Act = fn(&mut Guest<'_>);
-    let acts: [(&str, Act, usize); 8] = [
-        ("nothing", |_| (), 512),
-        ("an execute permission", |g| assert!(g.touch(CHANGED, Access::Fetch).unwrap() > 0), 496),
-        ("unmap of one page", |g| g.unmap(CHANGED, PAGE), 496),
-        // Whole runs in the middle, partial runs at the ends.
-        ("unmap of 64 pages", |g| g.unmap(CHANGED, 64 * PAGE), 432),
+fn a_change_removes_the_contiguous_bit_from_its_runs() {
+    type Change = fn(&mut CheckedVcpu<'_>);
+    let acts: [(&str, Change, usize); 8] = [
+        ("no change", |_| (), 512),
+        ("a fetch", |g| assert!(g.touch(CHANGED_PAGE, Access::Fetch).unwrap() > 0), 496),
+        ("unmap of one page", |g| g.unmap(CHANGED_PAGE, PAGE), 496),
+        // Covers whole runs in the middle and partial runs at the ends.
+        ("unmap of 64 pages", |g| g.unmap(CHANGED_PAGE, 64 * PAGE), 432),
         ("unmap of the block", |g| g.unmap(3 * BLOCK, BLOCK), 0),
         // Entries of a run may differ in the access flag.
-        ("ageing", |g| g.age(CHANGED, PAGE), 512),
-        ("write protection of all", |g| g.set_logging(true), 512),
+        ("ageing", |g| g.age(CHANGED_PAGE, PAGE), 512),
+        ("write protection of all memory", |g| g.set_logging(true), 512),
         (
             "the first write under dirty logging",
             |g| {
                 g.set_logging(true);
-                g.touch(CHANGED, Access::Write).unwrap();
+                g.touch(CHANGED_PAGE, Access::Write).unwrap();
             },
             496,
         ),
     ];
     for (name, act, left) in acts {
-        assert_eq!(left_after(Policy::GRANULE, act), left, "{name}");
+        assert_eq!(contiguous_after(Policy::GRANULE, act), left, "{name}");
     }
 }
 
 #[test]
-fn a_run_is_broken_whole_with_every_batch_size() {
+fn unmap_breaks_whole_runs_with_every_batch_size() {
     for most in [1, 16, 17, 64] {
-        let policy = Policy { unmap: Unmap::Batch(most), ..Policy::GRANULE };
+        let policy = Policy { unmap_batching: UnmapBatching::Batch(most), ..Policy::GRANULE };
 
-        let left = left_after(policy, |g| g.unmap(3 * BLOCK + 8 * PAGE, 100 * PAGE));
+        let left = contiguous_after(policy, |g| g.unmap(3 * BLOCK + 8 * PAGE, 100 * PAGE));
 
         assert_eq!(left, 512 - 112, "batches of {most}");
     }

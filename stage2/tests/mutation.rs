@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Mutations: the engine with one operation omitted, weakened, shortened, misplaced or delayed. The
-//! checker must report it.
+//! Mutation tests of the engine with one operation omitted, weakened, shortened, misplaced or
+//! delayed. The checker must report the mutation.
 //!
-//! A fixed scenario exercises every function of the engine. The first run counts the operations and
-//! determines the effect of each ([`Effect`]) from the checker's state. Then the scenario runs once
-//! for each operation and [`Mutation`]. An operation without effect may be omitted without harm and
-//! is skipped.
+//! A fixed scenario exercises every function of the engine. The first run records the [`Effect`] of
+//! each operation on the checker's state. Then the scenario runs once for each operation and
+//! [`Mutation`]. It skips operations without effect, whose omission is harmless.
 //!
-//! Mutations that the checker does not report, and why each is harmless:
+//! The checker does not report these mutations, each of which is harmless:
 //!
-//! - `Clean`: 6.12 cleans a block's memory inside the break-before-make window although the memory
-//!   has been clean since it was first mapped.
-//! - `Instructions`: the whole I-cache is invalidated; its stale lines belong to other memory.
+//! - `DC CIVAC`: 6.12 cleans and invalidates a block's memory inside the break-before-make window
+//!   although the memory has been clean since it was first mapped.
+//! - `IC`: the whole I-cache is invalidated; its stale lines belong to other memory.
 //! - `Ish` missing or weaker, `Tlbi All` late: 6.12's CMOs inside the window end with their own DSB
 //!   before the make, which completes the invalidation too.
 //! - `Ish` late: it is swapped with a store that links an empty table or writes another entry.
-//! - `Clean` late: it is swapped with the DSB of another range of the same operation; the DSB of
+//! - `DC CIVAC` late: it is swapped with the DSB of another range of the same operation; the DSB of
 //!   the last range completes both.
 //! - `IshSt` weaker: it precedes a broadcast for relaxed permissions. Only the faulting CPU must
 //!   invalidate the old entry, and that CPU made the change itself.
@@ -38,43 +37,43 @@ use std::{
 
 use granule_stage2::{
     Access, Features, Ipa, Operations, Policy,
-    check::{Call, Checker, Effect, Hook, Hooked, Recorder, Reply},
+    check::{Call, Checker, Effect, Hook, HookedOperations, Recorder, Reply},
     descriptor::EntryKind,
     geometry::Level,
     operations::{Dsb, Order, Scope, Tlbi, Vmid},
 };
 use support::{
-    BLOCK, Cpu, PAGE, VMID,
-    test_vm::{TestVm, Vcpu},
+    BLOCK, PAGE, PoolOps, VMID,
+    test_vm::{TestVcpu, TestVm},
 };
 
 /// A defect to inject into an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Mutation {
     Drop,
-    /// Affects only this CPU, or orders only stores.
+    /// Limits the operation to this CPU, or to stores.
     Weaken,
-    /// Covers too little.
+    /// Covers a shorter range.
     Shorten,
     /// Affects another address.
     Misplace,
-    /// Follows the next operation.
-    Late,
+    /// Moves the operation after the next one.
+    Delay,
 }
 
 const MUTATIONS: [Mutation; 5] =
-    [Mutation::Drop, Mutation::Weaken, Mutation::Shorten, Mutation::Misplace, Mutation::Late];
+    [Mutation::Drop, Mutation::Weaken, Mutation::Shorten, Mutation::Misplace, Mutation::Delay];
 
 #[derive(Debug, Default)]
 struct Mutator {
     /// The index of the operation to mutate, and the mutation; `None` to record `effects` instead.
     target: Option<(u64, Mutation)>,
-    next: Cell<u64>,
-    late: Cell<Option<Call>>,
+    next_index: Cell<u64>,
+    delayed_call: Cell<Option<Call>>,
     /// The effect of each operation in a run without a mutation.
     effects: RefCell<Vec<Effect>>,
     /// The mutated operation; `None` if this mutation does not apply to it.
-    hit: RefCell<Option<String>>,
+    mutated_call: RefCell<Option<String>>,
 }
 
 impl Mutator {
@@ -83,45 +82,46 @@ impl Mutator {
     }
 
     fn next_mutation(&self) -> Option<Mutation> {
-        let index = self.next.replace(self.next.get() + 1);
+        let index = self.next_index.replace(self.next_index.get() + 1);
         let (target, mutation) = self.target?;
         (target == index).then_some(mutation)
     }
 
-    /// Records the effect of an operation. Calls that are not architectural always count, as the
-    /// checker cannot judge them.
-    fn note_effect(&self, call: Call, of_checker: Effect) {
+    /// Records the effect of an operation. The checker does not determine the effects of deferred
+    /// frees, reference counts and VMID switches, so these calls always count.
+    fn record_effect(&self, call: Call, of_checker: Effect) {
         let counts = matches!(
             call,
-            Call::Defer(_)
+            Call::DeferFree(_)
                 | Call::TakeReferences(..)
                 | Call::DropReferences(..)
                 | Call::SwitchVmid(_)
         );
-        self.effects
-            .borrow_mut()
-            .push(Effect { any: of_checker.any || counts, strong: of_checker.strong || counts });
+        self.effects.borrow_mut().push(Effect {
+            exists: of_checker.exists || counts,
+            is_strong: of_checker.is_strong || counts,
+        });
     }
 
     fn mutate<O: Operations>(&self, inner: &O, call: Call, mutation: Mutation) -> Reply {
-        let hit = || *self.hit.borrow_mut() = Some(name(call));
+        let hit = || *self.mutated_call.borrow_mut() = Some(operation_name(call));
         match mutation {
-            Mutation::Late if is_delayable(call) => {
+            Mutation::Delay if is_delayable(call) => {
                 hit();
-                self.late.set(Some(call));
-                Reply::Done
+                self.delayed_call.set(Some(call));
+                Reply::NoValue
             }
-            Mutation::Drop if !matches!(call, Call::Store { .. } | Call::Defer(_)) => {
+            Mutation::Drop if !matches!(call, Call::Store { .. } | Call::DeferFree(_)) => {
                 hit();
                 match call {
                     Call::DropReferences(table, _) => Reply::Count(inner.references(table)),
                     // Returns the VMID that the engine expects.
                     Call::SwitchVmid(Vmid(0)) => Reply::Vmid(VMID),
                     Call::SwitchVmid(_) => Reply::Vmid(Vmid(0)),
-                    _ => Reply::Done,
+                    _ => Reply::NoValue,
                 }
             }
-            _ => match mutated(call, mutation) {
+            _ => match mutate_call(call, mutation) {
                 Some(wrong) => {
                     hit();
                     wrong.run(inner)
@@ -132,8 +132,8 @@ impl Mutator {
     }
 }
 
-impl<'a> Hook<Recorder<'a, Cpu<'a>, Checker>> for &Mutator {
-    fn call(&self, inner: &Recorder<'a, Cpu<'a>, Checker>, call: Call) -> Reply {
+impl<'a> Hook<Recorder<'a, PoolOps<'a>, Checker>> for &Mutator {
+    fn call(&self, inner: &Recorder<'a, PoolOps<'a>, Checker>, call: Call) -> Reply {
         let reply = if !is_mutable(call) {
             call.run(inner)
         } else if let Some(mutation) = self.next_mutation() {
@@ -141,13 +141,13 @@ impl<'a> Hook<Recorder<'a, Cpu<'a>, Checker>> for &Mutator {
         } else {
             let reply = call.run(inner);
             if self.target.is_none() {
-                self.note_effect(call, inner.sink().effect());
+                self.record_effect(call, inner.sink().effect());
             }
             reply
         };
         let ends_delay = is_delayable(call)
             || matches!(call, Call::Store { .. } | Call::CompareExchange { .. } | Call::Free(_));
-        if ends_delay && let Some(late) = self.late.take() {
+        if ends_delay && let Some(late) = self.delayed_call.take() {
             late.run(inner);
         }
         reply
@@ -159,7 +159,7 @@ const fn is_mutable(call: Call) -> bool {
         || matches!(
             call,
             Call::Store { order: Order::Release, .. }
-                | Call::Defer(_)
+                | Call::DeferFree(_)
                 | Call::TakeReferences(..)
                 | Call::DropReferences(..)
                 | Call::Isb
@@ -170,18 +170,15 @@ const fn is_mutable(call: Call) -> bool {
 const fn is_delayable(call: Call) -> bool {
     matches!(
         call,
-        Call::Dsb(_)
-            | Call::Tlbi(_)
-            | Call::CleanInvalidate { .. }
-            | Call::InvalidateInstructions(_)
+        Call::Dsb(_) | Call::Tlbi(_) | Call::CleanInvalidate { .. } | Call::InvalidateICache(_)
     )
 }
 
 /// Returns the mutated call, or `None` if the mutation does not apply.
-fn mutated(mut call: Call, mutation: Mutation) -> Option<Call> {
+fn mutate_call(mut call: Call, mutation: Mutation) -> Option<Call> {
     match (&mut call, mutation) {
         (Call::Store { order, .. }, Mutation::Weaken) => *order = Order::Plain,
-        (Call::Defer(unlinked), Mutation::Misplace) => return Some(Call::Free(unlinked.table)),
+        (Call::DeferFree(unlinked), Mutation::Misplace) => return Some(Call::Free(unlinked.table)),
         (Call::Dsb(kind), Mutation::Weaken) => {
             *kind = match kind {
                 Dsb::Ish => Dsb::IshSt,
@@ -189,16 +186,16 @@ fn mutated(mut call: Call, mutation: Mutation) -> Option<Call> {
                 Dsb::NshSt => return None,
             }
         }
-        (Call::Tlbi(kind), _) => *kind = mutated_tlbi(*kind, mutation)?,
+        (Call::Tlbi(kind), _) => *kind = mutate_tlbi(*kind, mutation)?,
         (Call::CleanInvalidate { size, .. }, Mutation::Shorten) => *size -= 64,
         (Call::CleanInvalidate { phys, .. }, Mutation::Misplace) => *phys += 64,
-        (Call::InvalidateInstructions(Some((_, size))), Mutation::Shorten) => *size -= 64,
+        (Call::InvalidateICache(Some((_, size))), Mutation::Shorten) => *size -= 64,
         _ => return None,
     }
     Some(call)
 }
 
-fn mutated_tlbi(mut kind: Tlbi, mutation: Mutation) -> Option<Tlbi> {
+fn mutate_tlbi(mut kind: Tlbi, mutation: Mutation) -> Option<Tlbi> {
     match (&mut kind, mutation) {
         (
             Tlbi::Ipa { scope, .. }
@@ -207,12 +204,12 @@ fn mutated_tlbi(mut kind: Tlbi, mutation: Mutation) -> Option<Tlbi> {
             | Tlbi::All { scope },
             Mutation::Weaken,
         ) if *scope == Scope::Broadcast => *scope = Scope::Local,
-        // The wrong translation regime.
+        // Stage 1 only.
         (Tlbi::All { scope }, Mutation::Shorten) => return Some(Tlbi::Stage1 { scope: *scope }),
         (Tlbi::Range { size, .. }, Mutation::Shorten) => *size /= 2,
-        // The level above the leaf's; without a level, only the leaf.
+        // A TTL hint one level too high, or without a hint, leaf entries only.
         (Tlbi::Ipa { ttl, leaf_only, .. }, Mutation::Shorten) => match ttl {
-            Some(level) => *ttl = level.up(),
+            Some(level) => *ttl = level.parent(),
             None => *leaf_only = true,
         },
         (Tlbi::Ipa { ipa, .. } | Tlbi::Range { ipa, .. }, Mutation::Misplace) => {
@@ -223,22 +220,21 @@ fn mutated_tlbi(mut kind: Tlbi, mutation: Mutation) -> Option<Tlbi> {
     Some(kind)
 }
 
-/// Returns the type of an operation, for the statistics.
-fn name(call: Call) -> String {
+fn operation_name(call: Call) -> String {
     let level_2 = Level::new(2).unwrap();
     let name = match call {
         Call::Store { new, .. } if matches!(new.kind(level_2), EntryKind::Table(_)) => {
             "release store of a table or page"
         }
         Call::Store { .. } => "release store of a block",
-        Call::Defer(_) => "grace period",
+        Call::DeferFree(_) => "grace period",
         Call::TakeReferences(..) => "reference taken",
         Call::DropReferences(..) => "reference dropped",
         Call::Tlbi(Tlbi::Range { .. }) => "Tlbi Range",
         Call::Tlbi(Tlbi::All { .. }) => "Tlbi All",
         Call::SwitchVmid(_) => "VMID switch",
-        Call::CleanInvalidate { .. } => "Clean",
-        Call::InvalidateInstructions(_) => "Instructions",
+        Call::CleanInvalidate { .. } => "DC CIVAC",
+        Call::InvalidateICache(_) => "IC",
         Call::Dsb(kind) => return format!("{kind:?}"),
         Call::Tlbi(Tlbi::Ipa { scope, .. }) => return format!("Tlbi Ipa {scope:?}"),
         Call::Tlbi(Tlbi::Stage1 { scope }) => return format!("Tlbi Stage1 {scope:?}"),
@@ -256,19 +252,20 @@ fn scenario(
     let vm = TestVm::new(policy, features, 2, 4);
     let checker = Mutex::new(Checker::new(vm.setup));
     let mutator = Mutator::new(target);
-    let [mut a, mut b] =
-        [0, 1].map(|cpu| vm.vcpu_with(cpu, &checker, |inner| Hooked { inner, hook: &mutator }));
+    let [mut a, mut b] = [0, 1]
+        .map(|cpu| vm.vcpu_with(cpu, &checker, |inner| HookedOperations { inner, hook: &mutator }));
     write_and_log(&mut a, &mut b);
     reuse_and_unmap(&mut a, &mut b);
     a.finish();
     b.finish();
-    let (effects, hit) = (mutator.effects.take(), mutator.hit.take());
+    let (effects, hit) = (mutator.effects.take(), mutator.mutated_call.take());
     (checker.into_inner().unwrap(), effects, hit)
 }
 
-type MutatedVcpu<'a> = Vcpu<'a, Hooked<Recorder<'a, Cpu<'a>, Checker>, &'a Mutator>, Checker>;
+type MutatedVcpu<'a> =
+    TestVcpu<'a, HookedOperations<Recorder<'a, PoolOps<'a>, Checker>, &'a Mutator>, Checker>;
 
-/// Accesses memory. A mutation may prevent the guest's progress; the violations until then count.
+/// Accesses memory. If a mutation prevents progress, the violations until then count.
 fn try_touch(vcpu: &mut MutatedVcpu<'_>, ipa: u64, access: Access) {
     let _ = vcpu.touch(ipa, access);
 }
@@ -316,15 +313,16 @@ fn reuse_and_unmap(a: &mut MutatedVcpu<'_>, b: &mut MutatedVcpu<'_>) {
     b.remove_memory(3);
 }
 
-/// Mutates operations one by one. Returns the number of mutations that the checker reports, and the
-/// other mutations by type.
-fn score(policy: Policy, features: Features) -> (usize, Vec<(String, Mutation)>) {
+/// Mutates operations one by one. Returns the number of reported mutations, and the type of each
+/// unreported one.
+fn count_caught(policy: Policy, features: Features) -> (usize, Vec<(String, Mutation)>) {
     let (plain, effects, _) = scenario(policy, features, None);
-    let usual = plain.violated().clone();
+    let usual = plain.violated_rules().clone();
     let (mut caught, mut missed) = (0, Vec::new());
     for (at, effect) in (0..).zip(effects) {
         for mutation in MUTATIONS {
-            let counts = if mutation == Mutation::Weaken { effect.strong } else { effect.any };
+            let counts =
+                if mutation == Mutation::Weaken { effect.is_strong } else { effect.exists };
             if !counts {
                 continue;
             }
@@ -335,7 +333,7 @@ fn score(policy: Policy, features: Features) -> (usize, Vec<(String, Mutation)>)
             };
             let Some(name) = hit else { continue };
             let more = checker.violations().len() > plain.violations().len();
-            if more || !checker.violated().is_subset(&usual) {
+            if more || !checker.violated_rules().is_subset(&usual) {
                 caught += 1;
             } else {
                 missed.push((name, mutation));
@@ -358,7 +356,7 @@ fn the_checker_catches_97_percent_of_mutations() {
         (Policy::GRANULE, plain),
         (Policy::GRANULE, ranges),
     ] {
-        let (more, survivors) = score(policy, features);
+        let (more, survivors) = count_caught(policy, features);
         caught += more;
         missed.extend(survivors);
     }
@@ -369,22 +367,22 @@ fn the_checker_catches_97_percent_of_mutations() {
     let survivors: BTreeSet<_> =
         missed.iter().map(|(name, mutation)| (name.as_str(), *mutation)).collect();
     let known = BTreeSet::from([
-        ("Clean", Mutation::Drop),
-        ("Clean", Mutation::Shorten),
-        ("Clean", Mutation::Misplace),
-        ("Clean", Mutation::Late),
-        ("Instructions", Mutation::Drop),
+        ("DC CIVAC", Mutation::Drop),
+        ("DC CIVAC", Mutation::Shorten),
+        ("DC CIVAC", Mutation::Misplace),
+        ("DC CIVAC", Mutation::Delay),
+        ("IC", Mutation::Drop),
         ("Ish", Mutation::Drop),
         ("Ish", Mutation::Weaken),
-        ("Ish", Mutation::Late),
+        ("Ish", Mutation::Delay),
         ("IshSt", Mutation::Weaken),
-        ("IshSt", Mutation::Late),
-        ("Tlbi All", Mutation::Late),
+        ("IshSt", Mutation::Delay),
+        ("Tlbi All", Mutation::Delay),
         ("Tlbi Ipa Broadcast", Mutation::Drop),
         ("Tlbi Ipa Broadcast", Mutation::Weaken),
         ("Tlbi Ipa Broadcast", Mutation::Misplace),
-        ("Tlbi Ipa Broadcast", Mutation::Late),
+        ("Tlbi Ipa Broadcast", Mutation::Delay),
         ("Tlbi Range", Mutation::Shorten),
     ]);
-    assert_eq!(survivors, known, "survivors, and those that were examined");
+    assert_eq!(survivors, known, "unreported mutations, and those known to be harmless");
 }

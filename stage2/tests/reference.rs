@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Compares the engine with a reference map of pages, with the checker enabled: after any sequence
-//! of operations, every page translates as expected and pages outside the range are unchanged.
+//! Compares the engine with a reference map of pages, under the checker. After any sequence of
+//! operations, every page translates as expected and pages outside the range are unchanged.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
@@ -16,24 +16,23 @@ use granule_stage2::{
     operations::{Dsb, Note, Operations},
 };
 use proptest::prelude::*;
-use support::{Cpu, MEMORY, cpu, pool, setup, stage2};
+use support::{MEMORY, PoolOps, pool, pool_ops, setup, stage2};
 
 /// Read, write and execute permission.
 type Permissions = [bool; 3];
 
-/// The translation of a page.
 type Translation = Option<(PhysAddr, Permissions)>;
 
 #[derive(Debug, Clone, Copy)]
-enum Op {
+enum TableOp {
     Map {
         attributes: Attributes,
-        blocks: bool,
+        has_blocks: bool,
     },
     /// Maps page by page with one mapper, or block by block if the range consists of whole blocks.
     MapEach {
         attributes: Attributes,
-        blocks: bool,
+        has_blocks: bool,
     },
     Unmap,
     /// Restricts the permissions to those of the attributes.
@@ -43,7 +42,7 @@ enum Op {
     Recover,
 }
 
-fn attributes() -> impl Strategy<Value = Attributes> {
+fn any_attributes() -> impl Strategy<Value = Attributes> {
     any::<[bool; 2]>().prop_map(|[write, execute]| Attributes {
         write,
         execute,
@@ -51,38 +50,38 @@ fn attributes() -> impl Strategy<Value = Attributes> {
     })
 }
 
-fn op() -> impl Strategy<Value = Op> {
-    let map = || (attributes(), any::<bool>());
+fn any_op() -> impl Strategy<Value = TableOp> {
+    let map = || (any_attributes(), any::<bool>());
     prop_oneof![
-        4 => map().prop_map(|(attributes, blocks)| Op::Map { attributes, blocks }),
-        2 => map().prop_map(|(attributes, blocks)| Op::MapEach { attributes, blocks }),
-        1 => Just(Op::Unmap),
-        1 => attributes().prop_map(Op::Protect),
-        2 => attributes().prop_map(Op::Relax),
-        1 => Just(Op::Split),
-        1 => Just(Op::Recover),
+        4 => map().prop_map(|(attributes, has_blocks)| TableOp::Map { attributes, has_blocks }),
+        2 => map().prop_map(|(attributes, has_blocks)| TableOp::MapEach { attributes, has_blocks }),
+        1 => Just(TableOp::Unmap),
+        1 => any_attributes().prop_map(TableOp::Protect),
+        2 => any_attributes().prop_map(TableOp::Relax),
+        1 => Just(TableOp::Split),
+        1 => Just(TableOp::Recover),
     ]
 }
 
-/// Returns the attributes of a page that [`Op::MapEach`] maps. Write permission alternates, so that
-/// the mapper's cached leaf does not always match.
-fn alternating(attributes: Attributes, blocks: bool, at: u64, page: u64) -> Attributes {
-    Attributes { write: attributes.write && (blocks || at & page != 0), ..attributes }
+/// Returns the attributes of a page that [`TableOp::MapEach`] maps. Write permission alternates, so
+/// that the mapper's cached leaf does not always match.
+fn attributes_of_page(attributes: Attributes, has_blocks: bool, at: u64, page: u64) -> Attributes {
+    Attributes { write: attributes.write && (has_blocks || at & page != 0), ..attributes }
 }
 
 struct TestTable<'a> {
     table: Stage2,
-    ops: Recorder<'a, Cpu<'a>, Checker>,
+    ops: Recorder<'a, PoolOps<'a>, Checker>,
     memcache: Memcache,
-    page: u64,
-    pages: u64,
+    page_size: u64,
+    page_count: u64,
 }
 
 impl TestTable<'_> {
     fn translations(&self) -> Vec<Translation> {
-        (0..self.pages)
+        (0..self.page_count)
             .map(|page| {
-                let ipa = Ipa(page * self.page);
+                let ipa = Ipa(page * self.page_size);
                 let translate = |access| self.table.translate(&self.ops, ipa, access).ok();
                 let read = translate(Access::Read)?;
                 let accesses = [Access::Read, Access::Write, Access::Fetch];
@@ -93,15 +92,15 @@ impl TestTable<'_> {
 
     /// Applies an operation under the lock, after the CMOs of the fault path if the policy does
     /// them there.
-    fn step(&mut self, op: Op, ipa: Ipa, size: u64) {
+    fn step(&mut self, op: TableOp, ipa: Ipa, size: u64) {
         self.memcache.top_up(&self.ops, 8, 12);
-        self.ops.note(Note::Lock { exclusive: true });
-        if self.table.policy().cmo == CmoPlacement::FaultPath {
+        self.ops.note(Note::Lock { is_exclusive: true });
+        if self.table.policy().cmo_placement == CmoPlacement::FaultPath {
             if !self.table.features().fwb {
-                self.ops.clean_invalidate(MEMORY, self.pages * self.page);
+                self.ops.clean_invalidate(MEMORY, self.page_count * self.page_size);
                 self.ops.dsb(Dsb::Ish);
             }
-            self.ops.invalidate_instructions(None);
+            self.ops.invalidate_icache(None);
             self.ops.dsb(Dsb::Ish);
         }
         let done = self.apply(op, ipa, size);
@@ -110,40 +109,44 @@ impl TestTable<'_> {
         assert!(valid, "{op:?}: {done:?}");
     }
 
-    fn apply(&mut self, op: Op, ipa: Ipa, size: u64) -> Result<(), MapError> {
+    fn apply(&mut self, op: TableOp, ipa: Ipa, size: u64) -> Result<(), MapError> {
         let (table, ops, memcache) = (&mut self.table, &self.ops, &mut self.memcache);
         match op {
-            Op::Map { attributes, blocks } => {
+            TableOp::Map { attributes, has_blocks } => {
                 let request = MapRequest {
-                    largest: if blocks { u64::MAX } else { self.page },
+                    max_leaf_size: if has_blocks { u64::MAX } else { self.page_size },
                     ..MapRequest::new(ipa, MEMORY + ipa.0, size, attributes)
                 };
                 table.map(ops, memcache, &request)
             }
-            Op::MapEach { attributes, blocks } => self.map_each(attributes, blocks, ipa.0, size),
-            Op::Unmap => table.unmap(ops, ipa, size),
-            Op::Protect(keep) if !keep.write && keep.execute => table.write_protect(ops, ipa, size),
-            Op::Protect(keep) => table.protect(ops, ipa, size, keep),
-            Op::Relax(attributes) => table.relax(ops, ipa, attributes),
-            Op::Split => table.split(ops, memcache, ipa, size),
-            Op::Recover => table.recover_blocks(ops, ipa, size, u64::MAX),
+            TableOp::MapEach { attributes, has_blocks } => {
+                self.map_each(attributes, has_blocks, ipa.0, size)
+            }
+            TableOp::Unmap => table.unmap(ops, ipa, size),
+            TableOp::Protect(keep) if !keep.write && keep.execute => {
+                table.write_protect(ops, ipa, size)
+            }
+            TableOp::Protect(keep) => table.protect(ops, ipa, size, keep),
+            TableOp::Relax(attributes) => table.relax(ops, ipa, attributes),
+            TableOp::Split => table.split(ops, memcache, ipa, size),
+            TableOp::Recover => table.recover_blocks(ops, ipa, size, u64::MAX),
         }
     }
 
     fn map_each(
         &mut self,
         attributes: Attributes,
-        blocks: bool,
+        has_blocks: bool,
         ipa: u64,
         size: u64,
     ) -> Result<(), MapError> {
         let block = self.table.geometry().span(Level::new(2).unwrap());
-        let whole = blocks && (ipa | size).is_multiple_of(block);
-        let step = if whole { block } else { self.page };
+        let whole = has_blocks && (ipa | size).is_multiple_of(block);
+        let step = if whole { block } else { self.page_size };
         let mut mapper = self.table.mapper(&self.ops);
         let mut result = Ok(());
         for at in (ipa..ipa + size).step_by(usize::try_from(step).unwrap()) {
-            let attributes = alternating(attributes, blocks, at, self.page);
+            let attributes = attributes_of_page(attributes, has_blocks, at, self.page_size);
             let request = MapRequest::new(Ipa(at), MEMORY + at, step, attributes);
             match mapper.map(&mut self.memcache, &request) {
                 Ok(()) => {}
@@ -157,11 +160,11 @@ impl TestTable<'_> {
 
 /// The effect of one operation on one page.
 struct PageChange {
-    op: Op,
-    /// Set if the page is in the operation's range.
-    in_range: bool,
-    /// Set if the policy maps the other parts of a block that it splits.
-    populate: bool,
+    op: TableOp,
+    /// Indicates that the page is in the operation's range.
+    is_in_range: bool,
+    /// Indicates that the policy maps the other parts of a block that it splits.
+    populates_on_split: bool,
     ipa: u64,
     page_size: u64,
     before: Translation,
@@ -178,27 +181,27 @@ impl PageChange {
         let right = after.is_none_or(|(phys, _)| phys == MEMORY + self.ipa);
         right
             && match self.op {
-                Op::Map { attributes, .. } if self.in_range => self.is_mapped(attributes),
-                Op::MapEach { attributes, blocks } if self.in_range => {
-                    self.is_mapped(alternating(attributes, blocks, self.ipa, self.page_size))
+                TableOp::Map { attributes, .. } if self.is_in_range => self.is_mapped(attributes),
+                TableOp::MapEach { attributes, has_blocks } if self.is_in_range => self.is_mapped(
+                    attributes_of_page(attributes, has_blocks, self.ipa, self.page_size),
+                ),
+                TableOp::Map { .. } | TableOp::MapEach { .. } => {
+                    before == after || !self.populates_on_split && after.is_none()
                 }
-                Op::Map { .. } | Op::MapEach { .. } => {
-                    before == after || !self.populate && after.is_none()
-                }
-                Op::Unmap if self.in_range => after.is_none(),
-                Op::Protect(keep) if self.in_range => {
+                TableOp::Unmap if self.is_in_range => after.is_none(),
+                TableOp::Protect(keep) if self.is_in_range => {
                     let allowed = [true, keep.write, keep.execute];
                     self.is_restricted()
                         && after.is_none() == before.is_none()
                         && after.is_none_or(|(_, has)| is_subset(has, allowed))
                 }
                 // Other pages of a block that the operation splits may be restricted too.
-                Op::Unmap | Op::Protect(_) | Op::Recover => self.is_restricted(),
-                Op::Relax(_) => match (before, after) {
+                TableOp::Unmap | TableOp::Protect(_) | TableOp::Recover => self.is_restricted(),
+                TableOp::Relax(_) => match (before, after) {
                     (Some((_, old)), Some((_, new))) => is_subset(old, new),
                     (before, after) => before == after,
                 },
-                Op::Split => before == after,
+                TableOp::Split => before == after,
             }
     }
 
@@ -222,7 +225,7 @@ impl PageChange {
 }
 
 /// Applies operations to an empty table. Compares all translations after each operation.
-fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u16)]) {
+fn run(policy: Policy, granule: Granule, features: Features, ops: &[(TableOp, u16, u16)]) {
     let geometry = Geometry::new(granule, 40).unwrap();
     let pool = pool(&geometry, 64);
     let reclaim = EpochReclaim::new(1);
@@ -230,27 +233,27 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
     let page = granule.size();
     let mut tested = TestTable {
         table: stage2(geometry, features, policy, &pool),
-        ops: Recorder::new(cpu(&pool, &reclaim, 0), 0, &checker),
+        ops: Recorder::new(pool_ops(&pool, &reclaim, 0), 0, &checker),
         memcache: Memcache::new(),
-        page,
-        pages: 2 * granule.entries(),
+        page_size: page,
+        page_count: 2 * granule.entries(),
     };
     tested.ops.record(Action::AddMemory {
         ipa: Ipa(0),
         phys: MEMORY,
-        size: tested.pages * page,
-        device: false,
+        size: tested.page_count * page,
+        is_device: false,
     });
     let mut before = tested.translations();
     for &(op, at, length) in ops {
-        let (first, count) = range(granule, at, length);
+        let (first, count) = operation_range(granule, at, length);
         tested.step(op, Ipa(first * page), count * page);
         let after = tested.translations();
         for (index, (old, new)) in (0..).zip(before.iter().zip(&after)) {
             let change = PageChange {
                 op,
-                in_range: (first..first + count).contains(&index),
-                populate: policy.populate_on_split,
+                is_in_range: (first..first + count).contains(&index),
+                populates_on_split: policy.populates_on_split,
                 ipa: index * page,
                 page_size: page,
                 before: *old,
@@ -266,13 +269,13 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
     tested.memcache.drain(&tested.ops);
     let checker = checker.lock().unwrap();
     let mut violations = checker.violations().iter();
-    let found = violations.find(|v| policy.populate_on_split || v.rule != Rule::ReturnedUnclean);
+    let found = violations.find(|v| policy.populates_on_split || v.rule != Rule::ReturnedUnclean);
     assert!(found.is_none(), "{}", found.unwrap());
 }
 
 /// Returns the first page and the number of pages of an operation; one operation in four covers a
 /// whole block or both blocks.
-fn range(granule: Granule, at: u16, length: u16) -> (u64, u64) {
+fn operation_range(granule: Granule, at: u16, length: u16) -> (u64, u64) {
     let per_block = granule.entries();
     let pages = 2 * per_block;
     let first = u64::from(at) % pages;
@@ -292,7 +295,7 @@ proptest! {
 
     #[test]
     fn every_page_translates_as_expected(
-        ops in prop::collection::vec((op(), any::<u16>(), 0u16..700), 1..24),
+        ops in prop::collection::vec((any_op(), any::<u16>(), 0u16..700), 1..24),
         bbm in 0u8..4,
         tlb_range: bool,
         fwb: bool,

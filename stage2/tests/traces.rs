@@ -33,7 +33,7 @@ fn record(policy: Policy) -> Trace {
 #[test]
 fn shrink_keeps_the_operation_that_violates_the_rule() {
     let mut trace = record(Policy::LINUX_5_10);
-    let usual = trace.replay().violated().clone();
+    let usual = trace.replay().violated_rules().clone();
     assert!(!usual.contains(&Rule::CombinedNotInvalidated));
     // Removes the last invalidation of combined entries.
     let is_last = |event: &Event| matches!(event.action, Action::Tlbi(Tlbi::Stage1 { .. }));
@@ -44,14 +44,14 @@ fn shrink_keeps_the_operation_that_violates_the_rule() {
     let short = trace.shrink(Rule::CombinedNotInvalidated);
 
     assert!(short.is_possible());
-    assert!(short.replay().violated().contains(&Rule::CombinedNotInvalidated));
+    assert!(short.replay().violated_rules().contains(&Rule::CombinedNotInvalidated));
     let lengths = (short.events.len(), trace.events.len());
     assert!(lengths.0 * 2 < lengths.1, "{lengths:?}");
     assert_eq!(short.to_string().parse(), Ok(short));
 }
 
 #[test]
-fn a_trace_without_violations_stays_as_it_is() {
+fn shrink_returns_a_trace_without_violations_unchanged() {
     let mut trace = record(Policy::GRANULE);
 
     assert!(trace.is_possible());

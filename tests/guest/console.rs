@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest consoles with a stalled reader, on serial ports and on a virtio console. Input reaches the
-//! guest, which then writes more than is read; the VM can still be paused, resumed and stopped. A
-//! VM can also be stopped while it is built. The dirty log reports writes of a booting guest by
-//! zone.
+//! Guest consoles with a stalled reader, on serial ports and on a virtio console. The guest
+//! receives input and then writes more than the reader reads; requests still pause, resume and stop
+//! the VM. A signal also stops a VM while it is built. The dirty log reports a booting guest's
+//! writes by zone.
 
-use super::host::Host;
+use super::host::EmulatedHost;
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `run OPTIONS` starts a
-/// guest whose reader stalls after the first lines; `request REQUEST` sends a request to the
-/// control socket.
-const FUNCTIONS: &str = r#"
+/// guest whose reader stalls after nine lines; `request REQUEST` sends a request to the control
+/// socket.
+const SHELL_FUNCTIONS: &str = r#"
 prepare() {
     install_programs /bin/busybox
     modules virtio_mmio virtio_console
@@ -40,11 +40,11 @@ run() {
         "$@" </tmp/in >/tmp/out 2>/tmp/err &
     pid=$!
 }
-stalled() {
+wait_until_stalled() {
     until grep -q 'more than' /tmp/head; do kill -0 $pid || break; sleep 2; done
     sleep 20
 }
-log() {
+start_dirty_log() {
     until [ -S /tmp/vm.sock ]; do sleep 0.1; done
     request 'POST /v1/dirty/start'
 }
@@ -54,7 +54,7 @@ request() {
         while (<$s>) { print; last if /state/ }
         print "\n"' "$1"
 }
-end() {
+stop_guest() {
     begun=$(date +%s)
     kill $pid; wait $pid; echo "status=$? after $(($(date +%s) - begun)) s"
     kill $reader $typist
@@ -72,22 +72,22 @@ fn json(response: &str) -> serde_json::Value {
 #[test]
 #[ignore = "boots an emulated host: minutes"]
 fn a_stalled_console_reader_does_not_block_requests_and_signals() {
-    let mut host = Host::boot();
-    host.prepare_guest(FUNCTIONS);
+    let mut host = EmulatedHost::boot();
+    host.prepare_guest(SHELL_FUNCTIONS);
 
     for (options, tty) in [
         ("--memory 128M --memory 64M --cmdline 'console=ttyS0 quiet'", "ttyS0"),
         ("--memory 128M --cmdline 'console=ttyAMA0 quiet' --serial pl011", "ttyAMA0"),
         ("--memory 128M --cmdline 'console=hvc0 quiet' --console virtio", "hvc0"),
     ] {
-        let logging = host.run(&format!("run {options}; log"));
-        host.run("stalled");
+        let logging = host.run(&format!("run {options}; start_dirty_log"));
+        host.run("wait_until_stalled");
         let dirty = json(&host.run("request 'GET /v1/dirty'"));
         let cleared = json(&host.run("request 'POST /v1/dirty/clear'"));
         let again = json(&host.run("request 'GET /v1/dirty'"));
         let paused = host.run("request 'POST /v1/pause'");
         let resumed = host.run("request 'POST /v1/resume'");
-        let output = host.run("end 2>&1");
+        let output = host.run("stop_guest 2>&1");
 
         assert!(logging.contains("\"dirty_logging\":true"), "{logging}");
         let zones = dirty["zones"].as_array().unwrap();
@@ -110,7 +110,7 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
 
     // Clearing 768M takes longer than 0.2 s.
     host.run("run --memory 768M,prefault=on; sleep 0.2");
-    let output = host.run("end 2>&1");
+    let output = host.run("stop_guest 2>&1");
     assert!(output.contains("status=0"), "{output}");
     assert!(output.contains("before the guest ran"), "{output}");
     assert!(output.contains("cannot access"), "a socket is left: {output}");

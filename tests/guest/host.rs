@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The emulated host: Debian's kernel and root file system from `scripts/guest`, a second disk with
-//! `granule` and the guest's files, and a third for the guest. A shell on the console is its only
-//! process. Writes to the disks are discarded. A [`Session`] waits for output and sends lines.
+//! `granule` and the guest's files, and a third disk for the guest. Its only process is a shell on
+//! the console, which a [`Session`] controls. Writes to the disks are discarded.
 
 use std::{
     env, fs,
@@ -17,12 +17,12 @@ use std::{
 use granule_lab::expect::UnmatchedOutput;
 use tempfile::TempDir;
 
-/// Timeout for nested emulation on a busy machine.
+/// Timeout of an expected text, for nested emulation on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(1200);
 
-/// The host's init, which replaces Debian's in the initramfs and uses its tools and modules. The
-/// guest's disk is `/dev/guest`, the files are in `/mnt`.
-const INIT: &str = "#!/bin/sh
+/// Init of the host, which replaces Debian's init in the initramfs and uses Debian's tools and
+/// modules. The guest's disk is `/dev/guest`; the files are in `/mnt`.
+const INIT_SCRIPT: &str = "#!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mkdir -p /dev /proc /sys /root
 mount -t devtmpfs dev /dev
@@ -44,10 +44,10 @@ export TERM=dumb PS1= PS2=
 exec chroot /root /bin/sh -c 'stty -echo; echo host is up; exec /bin/sh'
 ";
 
-/// Functions of the shell that build the initramfs of a guest, in the order of use:
-/// `install_programs PROGRAM…` copies programs and their libraries to `/tmp/g`; `modules NAME…`
-/// copies modules and their dependencies to `/m`, whose sort order is the load order; `pack` reads
-/// `/init` from its input and builds `/tmp/small.cpio`.
+/// Functions of the shell that build the initramfs of a guest, in the order of use.
+/// `install_programs PROGRAM…` copies programs and their libraries to `/tmp/g`. `modules NAME…`
+/// copies modules and their dependencies to `/m`, sorted in load order. `pack` reads `/init` from
+/// standard input and builds `/tmp/small.cpio`.
 const GUEST_FUNCTIONS: &str = r#"
 install_programs() {
     mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m && cp "$@" /tmp/g/bin/
@@ -66,23 +66,23 @@ pack() {
     (cd /tmp/g && find . | cpio -o -H newc --quiet) >/tmp/small.cpio
 }"#;
 
-pub struct Host {
+pub struct EmulatedHost {
     pub console: Session,
     _files: TempDir,
 }
 
-impl Host {
+impl EmulatedHost {
     /// Boots a host with a GICv3 up to its shell.
     pub fn boot() -> Self {
         Self::boot_with_gic(3)
     }
 
-    /// Boots a host with a GIC of this version.
+    /// Boots a host with a GIC of version `version`.
     pub fn boot_with_gic(version: u8) -> Self {
-        let guest = guest();
+        let guest = guest_directory();
         let files = tempfile::tempdir().unwrap();
-        let initrd = initrd(&guest, files.path());
-        let disk = disk(&guest, files.path());
+        let initrd = build_initrd(&guest, files.path());
+        let disk = build_disk(&guest, files.path());
         let root = guest.join("root.img");
         let mut command = Command::new("qemu-system-aarch64");
         for (name, path) in [("host", &root), ("guest", &root), ("files", &disk)] {
@@ -94,8 +94,7 @@ impl Host {
                 &format!("virtio-blk-device,drive={name},serial={name}"),
             ]);
         }
-        // Virtual time advances by one nanosecond per instruction, so timeouts do not depend on the
-        // load.
+        // Virtual time advances by one nanosecond an instruction and ignores the machine's load.
         command
             .arg("-M")
             .arg(format!("virt,virtualization=on,gic-version={version}"))
@@ -123,8 +122,8 @@ impl Host {
         output
     }
 
-    /// Builds a guest with an initramfs only: defines a test's `functions` in the shell and calls
-    /// `prepare`, which is one of them.
+    /// Builds a guest with an initramfs only: defines `functions` in the shell and calls `prepare`,
+    /// one of them.
     pub fn prepare_guest(&mut self, functions: &str) {
         for command in [GUEST_FUNCTIONS, functions, "prepare"] {
             self.run(command);
@@ -132,12 +131,12 @@ impl Host {
     }
 }
 
-/// A running program and its output since the last match.
+/// Running program and its output since the last match.
 pub struct Session {
     child: Child,
     input: ChildStdin,
     output: Receiver<Vec<u8>>,
-    unmatched: UnmatchedOutput,
+    unmatched_output: UnmatchedOutput,
 }
 
 impl Session {
@@ -162,11 +161,10 @@ impl Session {
             input: child.stdin.take().unwrap(),
             child,
             output,
-            unmatched: UnmatchedOutput::default(),
+            unmatched_output: UnmatchedOutput::default(),
         }
     }
 
-    /// Sends a line.
     pub fn send(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
         self.input.flush().unwrap();
@@ -176,15 +174,15 @@ impl Session {
     pub fn expect(&mut self, text: &str) -> String {
         let until = Instant::now() + TIMEOUT;
         loop {
-            if let Some(before) = self.unmatched.take_until(text) {
+            if let Some(before) = self.unmatched_output.take_until(text) {
                 return String::from_utf8_lossy(&before).into_owned();
             }
             let left = until.saturating_duration_since(Instant::now());
             let mut bytes = self.output.recv_timeout(left).unwrap_or_else(|error| {
-                panic!("no '{text}': {error}: {}", self.unmatched.to_text());
+                panic!("no '{text}': {error}: {}", self.unmatched_output.to_text());
             });
             bytes.retain(|byte| *byte != b'\r');
-            self.unmatched.push(&bytes);
+            self.unmatched_output.push(&bytes);
         }
     }
 }
@@ -197,8 +195,8 @@ impl Drop for Session {
     }
 }
 
-/// Returns the folder in `GRANULE_GUEST`, or the one that `scripts/guest` builds.
-fn guest() -> PathBuf {
+/// Returns the directory set by `GRANULE_GUEST`, or the output of `scripts/guest`.
+fn guest_directory() -> PathBuf {
     if let Some(folder) = env::var_os("GRANULE_GUEST") {
         return PathBuf::from(folder);
     }
@@ -209,7 +207,7 @@ fn guest() -> PathBuf {
     PathBuf::from(folder.trim_end())
 }
 
-fn granule() -> PathBuf {
+fn arm64_granule() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).to_owned();
     let target = env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
     let granule = target.join("aarch64-unknown-linux-musl/release/granule");
@@ -217,11 +215,11 @@ fn granule() -> PathBuf {
     granule
 }
 
-/// Returns Debian's initramfs with an appended archive, whose init replaces Debian's.
-fn initrd(guest: &Path, files: &Path) -> PathBuf {
+/// Returns the path of Debian's initramfs with an appended archive that replaces its init.
+fn build_initrd(guest: &Path, files: &Path) -> PathBuf {
     let folder = files.join("init");
     fs::create_dir(&folder).unwrap();
-    fs::write(folder.join("init"), INIT).unwrap();
+    fs::write(folder.join("init"), INIT_SCRIPT).unwrap();
     fs::set_permissions(folder.join("init"), fs::Permissions::from_mode(0o755)).unwrap();
     let archive = Command::new("sh")
         .args(["-c", "echo init | cpio --create --format=newc --quiet"])
@@ -237,28 +235,28 @@ fn initrd(guest: &Path, files: &Path) -> PathBuf {
     path
 }
 
-/// Returns the disk image with `granule` and the guest's files.
-fn disk(guest: &Path, files: &Path) -> PathBuf {
+/// Returns the path of the disk image with `granule` and the guest's files.
+fn build_disk(guest: &Path, files: &Path) -> PathBuf {
     let folder = files.join("disk");
     fs::create_dir(&folder).unwrap();
     for name in ["vmlinuz", "initrd.img"] {
         fs::copy(guest.join(name), folder.join(name)).unwrap();
     }
-    fs::copy(granule(), folder.join("granule")).unwrap();
+    fs::copy(arm64_granule(), folder.join("granule")).unwrap();
     let path = files.join("disk.img");
-    let made = Command::new("mke2fs")
+    let status = Command::new("mke2fs")
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .args(["-q", "-t", "ext4", "-d"])
         .args([&folder, &path])
         .arg("128M")
         .status();
-    assert!(made.unwrap().success());
+    assert!(status.unwrap().success());
     fs::remove_dir_all(&folder).unwrap();
     path
 }
 
 /// Parses the number after `name=`.
-pub fn number(output: &str, name: &str) -> u64 {
+pub fn parse_number(output: &str, name: &str) -> u64 {
     let rest = output.split_once(&format!("{name}=")).unwrap().1;
     let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap();
     digits.parse().unwrap()

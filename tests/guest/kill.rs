@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Kills `granule run` at random moments and checks the state that the next run finds.
+//! Kills `granule run` at random times and checks the disk and the next run.
 //!
-//! The guest is Debian's kernel with a shell that writes consecutive numbers to its disk, flushes,
-//! and prints each flushed number as safe. Half of the runs are killed while they start, half while
-//! the guest writes. `GRANULE_KILLS` sets the number of runs. Each run starts as root and changes
-//! to a user who can open neither disk nor tap. The same guest tests a GICv2.
+//! The guest is Debian's kernel with a shell that writes consecutive numbers to its disk, flushes
+//! each, and prints it as safe. Half of the runs are killed during the start, half while the guest
+//! writes. `GRANULE_KILLS` sets the number of runs. Each run starts as root and changes to a user
+//! without access to disk and tap. A second test boots the same guest with a GICv2.
 
 use std::env;
 
-use super::host::{Host, number};
+use super::host::{EmulatedHost, parse_number};
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest
-/// (`run again` one that reboots first); `kill_it SECONDS start|work` kills a guest and prints its
-/// exit status, the last safe number, and the number at its place on the disk.
-const FUNCTIONS: &str = r#"
+/// (`run again` one that reboots first); `kill_guest SECONDS start|work` kills a guest and prints
+/// its exit code, the last safe number, and the number in that number's sector.
+const SHELL_FUNCTIONS: &str = r#"
 prepare() {
     install_programs /bin/busybox
     modules virtio_mmio virtio_blk
@@ -47,12 +47,12 @@ run() {
         --cmdline "console=ttyS0 quiet $1" </dev/null >/tmp/out 2>/tmp/err &
     pid=$!
 }
-at_work() {
+wait_until_safe() {
     until grep -aq safe /tmp/out; do kill -0 $pid || break; sleep 0.1; done
 }
-kill_it() {
+kill_guest() {
     run
-    [ $2 = start ] || at_work
+    [ $2 = start ] || wait_until_safe
     sleep $1
     kill -9 $pid; wait $pid 2>/dev/null; echo "status=$?"
     last=$(tr -d '\r' </tmp/out | grep -a '^safe ' | tail -n 1 | tr -dc 0-9)
@@ -65,10 +65,10 @@ kill_it() {
 #[test]
 #[ignore = "boots an emulated host: minutes"]
 fn a_guest_has_a_gicv2_on_a_host_without_gicv3() {
-    let mut host = Host::boot_with_gic(2);
-    host.prepare_guest(FUNCTIONS);
+    let mut host = EmulatedHost::boot_with_gic(2);
+    host.prepare_guest(SHELL_FUNCTIONS);
 
-    let output = host.run("run; at_work; cat /tmp/out /tmp/err");
+    let output = host.run("run; wait_until_safe; cat /tmp/out /tmp/err");
 
     // Linux names the interrupts of a GICv2 `GIC-0`, those of a GICv3 `GICv3`.
     assert!(output.contains("GIC-0") && output.contains("safe 1"), "{output}");
@@ -78,8 +78,8 @@ fn a_guest_has_a_gicv2_on_a_host_without_gicv3() {
 #[ignore = "boots an emulated host and many guests: an hour"]
 fn a_run_after_a_kill_works_and_keeps_flushed_data() {
     let kills: u64 = env::var("GRANULE_KILLS").map_or(100, |text| text.parse().unwrap());
-    let mut host = Host::boot();
-    host.prepare_guest(FUNCTIONS);
+    let mut host = EmulatedHost::boot();
+    host.prepare_guest(SHELL_FUNCTIONS);
     let mut random = 1u64;
     let mut safe = 0;
 
@@ -89,17 +89,17 @@ fn a_run_after_a_kill_works_and_keeps_flushed_data() {
         random ^= random << 17;
         let when = ["start", "work"][usize::from(kill % 2 == 1)];
         let delay = format!("{}.{:03}", random % 3, random / 3 % 1000);
-        let output = host.run(&format!("kill_it {delay} {when}"));
+        let output = host.run(&format!("kill_guest {delay} {when}"));
 
-        assert_eq!(number(&output, "status"), 137, "kill {kill}: {output}");
-        let (last, found) = (number(&output, "safe"), number(&output, "found"));
+        assert_eq!(parse_number(&output, "status"), 137, "kill {kill}: {output}");
+        let (last, found) = (parse_number(&output, "safe"), parse_number(&output, "found"));
         assert!(found >= last, "kill {kill}: {last} is lost: {output}");
         assert!(when == "start" || last > 0, "kill {kill}: {output}");
         safe += last;
     }
 
-    // The last guest reboots and finds its disk, which its user cannot open.
-    let output = host.run("run again; at_work; grep -ac 'second boot' /tmp/out");
+    // The last guest keeps its disk across a reboot, although its user cannot open the disk.
+    let output = host.run("run again; wait_until_safe; grep -ac 'second boot' /tmp/out");
     assert_eq!(output.trim(), "1");
     let output = host.run("grep -e ^Uid -e ^Groups -e ^CapEff /proc/$pid/status");
     let output: Vec<&str> = output.split_whitespace().collect();
@@ -110,7 +110,7 @@ fn a_run_after_a_kill_works_and_keeps_flushed_data() {
         "kill $pid; wait $pid; echo \"status=$?\"; cat /tmp/err; \
          ls /tmp/vm.sock /sys/class/net/killed 2>&1 | grep -c cannot",
     );
-    assert_eq!(number(&output, "status"), 0, "{output}");
+    assert_eq!(parse_number(&output, "status"), 0, "{output}");
     assert!(output.contains("SIGTERM") && output.trim_end().ends_with('2'), "{output}");
     println!("{kills} kills, {safe} writes safe");
 }

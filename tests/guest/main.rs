@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule run` with Debian's stock kernel and userland, on an emulated arm64 host with the same
-//! kernel. The tests drive the console as a user would.
+//! Tests of `granule run` with Debian's stock kernel and userland, on an emulated arm64 host with
+//! the same kernel. They use the guest's console as a user would.
 //!
-//! They take minutes and need an arm64 `granule` and the output of `scripts/guest`, so they run on
-//! request:
+//! They take minutes and require an arm64 `granule` and the output of `scripts/guest`, so they run
+//! on request:
 //!
 //! ```text
 //! scripts/guest
@@ -18,12 +18,12 @@ mod host;
 mod kill;
 mod vsock;
 
-use host::{Host, number};
+use host::{EmulatedHost, parse_number};
 
-const GUEST: &str = "--kernel /mnt/vmlinuz --initrd /mnt/initrd.img";
+const GUEST_OPTIONS: &str = "--kernel /mnt/vmlinuz --initrd /mnt/initrd.img";
 
 /// Logs in and turns off echo and prompt.
-fn log_in(host: &mut Host) {
+fn log_in(host: &mut EmulatedHost) {
     host.console.expect("login: ");
     host.console.send("root");
     host.console.expect("# ");
@@ -32,12 +32,12 @@ fn log_in(host: &mut Host) {
 
 #[test]
 #[ignore = "boots an emulated host: minutes"]
-fn a_debian_guest_keeps_its_disk_over_a_reboot_and_reaches_the_host() {
-    let mut host = Host::boot();
+fn a_debian_guest_keeps_its_disk_across_a_reboot_and_pings_the_host() {
+    let mut host = EmulatedHost::boot();
     host.run("ip tuntap add dev tap0 mode tap vnet_hdr");
     host.run("ip addr add 192.168.77.1/24 dev tap0 && ip link set tap0 up");
     host.console.send(&format!(
-        "/mnt/granule run {GUEST} --disk /dev/guest --net tap=tap0 --memory 512M \
+        "/mnt/granule run {GUEST_OPTIONS} --disk /dev/guest --net tap=tap0 --memory 512M \
          --cmdline 'console=ttyS0 root=/dev/vda rw'; echo status=$?="
     ));
 
@@ -59,11 +59,11 @@ fn a_debian_guest_keeps_its_disk_over_a_reboot_and_reaches_the_host() {
 
 #[test]
 #[ignore = "boots an emulated host: minutes"]
-fn the_readmes_launch_command_works_as_written() {
+fn the_launch_command_of_the_readme_works_as_written() {
     let readme = include_str!("../../README.md");
     let start = readme.find("target/release/granule run").unwrap();
     let command = readme[start..].split("\n```").next().unwrap();
-    let mut host = Host::boot();
+    let mut host = EmulatedHost::boot();
     host.run(
         "cd /tmp && guest=/mnt && ln -s /dev/guest my.img && \
          mkdir -p target/release && ln -s /mnt/granule target/release/",
@@ -79,8 +79,8 @@ fn the_readmes_launch_command_works_as_written() {
 
 #[test]
 #[ignore = "boots an emulated host: minutes"]
-fn the_process_uses_at_most_five_mebibytes_beside_guest_memory() {
-    let mut host = Host::boot();
+fn the_process_uses_at_most_five_mebibytes_in_addition_to_guest_memory() {
+    let mut host = EmulatedHost::boot();
     host.run(
         "ip tuntap add dev tap0 mode tap vnet_hdr; ip link set tap0 up; \
          (sleep 3000 | /mnt/granule run --kernel /mnt/vmlinuz --initrd /mnt/initrd.img \
@@ -100,6 +100,6 @@ fn the_process_uses_at_most_five_mebibytes_beside_guest_memory() {
          /proc/$(pidof granule)/smaps",
     );
 
-    assert!(number(&output, "guest") > 10 << 10, "the guest did not run: {output}");
-    assert!(number(&output, "others") <= 5 << 10, "{output}");
+    assert!(parse_number(&output, "guest") > 10 << 10, "the guest did not run: {output}");
+    assert!(parse_number(&output, "others") <= 5 << 10, "{output}");
 }

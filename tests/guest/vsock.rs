@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Vsock connections between a guest and its host: either side connects, and data flows in both
+//! Vsock connections between a guest and its host. Either side connects, and data flows in both
 //! directions at once, in two boots of one VM and in the next VM.
 
-use super::host::Host;
+use super::host::EmulatedHost;
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest that
-/// connects to the host, accepts a connection, and runs a command; `exchange BOOT` is the host's
-/// side and prints the checksums of the data sent and received; `send_command WORD` sends a
+/// connects to the host, accepts a connection, and runs a command; `exchange BOOT` transfers data
+/// on the host and prints the checksums of data sent and received; `send_command WORD` sends a
 /// command.
-const FUNCTIONS: &str = r#"
+const SHELL_FUNCTIONS: &str = r#"
 prepare() {
     cat >/tmp/peer <<'PEER'
 my ($how, $cid, $port) = @ARGV;
@@ -45,9 +45,9 @@ busybox mount -t devtmpfs dev /dev
 exec </dev/null >/dev/console 2>&1
 for module in /m/*; do busybox insmod $module; done
 busybox dd if=/dev/urandom of=/in bs=1000 count=400 2>/dev/null
-sums() { echo "guest sent $(busybox md5sum </in) received $(busybox md5sum </out)"; }
-perl /peer connect 2 5000 </in >/out && sums
-perl /peer listen 4294967295 6000 </in >/out && sums
+print_checksums() { echo "guest sent $(busybox md5sum </in) received $(busybox md5sum </out)"; }
+perl /peer connect 2 5000 </in >/out && print_checksums
+perl /peer listen 4294967295 6000 </in >/out && print_checksums
 word=$(perl /peer listen 4294967295 6001)
 echo "command <$word>"
 [ "$word" = reboot ] && busybox reboot -f
@@ -69,7 +69,7 @@ run() {
     granule >/tmp/out 2>/tmp/err &
     pid=$!
 }
-sums() { echo "host sent $(md5sum </tmp/in) received $(md5sum </tmp/received)"; }
+print_checksums() { echo "host sent $(md5sum </tmp/in) received $(md5sum </tmp/received)"; }
 until_printed() {
     until [ "$(grep -ac "$1" /tmp/out)" -ge $2 ]; do
         kill -0 $pid 2>/dev/null || break; sleep 0.5
@@ -77,17 +77,17 @@ until_printed() {
 }
 exchange() {
     until_printed 'listening at 6000' $1
-    wait $listener && sums
-    perl /tmp/peer connect 42 6000 </tmp/in >/tmp/received && sums
+    wait $listener && print_checksums
+    perl /tmp/peer connect 42 6000 </tmp/in >/tmp/received && print_checksums
     until_printed 'listening at 6001' $1
     grep -a 'guest sent' /tmp/out | tail -n 2; cat /tmp/err
 }
 send_command() { echo $1 | perl /tmp/peer connect 42 6001; }
-end() { kill $1 $pid; wait $pid; echo "status=$?"; cat /tmp/err; true; }
+stop_guest() { kill $1 $pid; wait $pid; echo "status=$?"; cat /tmp/err; true; }
 "#;
 
-/// Parses the checksums of the data that a side has sent and received, in order.
-fn sums<'a>(output: &'a str, side: &str) -> Vec<(&'a str, &'a str)> {
+/// Parses the checksums of data sent and received by a side, one pair for each connection.
+fn parse_checksums<'a>(output: &'a str, side: &str) -> Vec<(&'a str, &'a str)> {
     let start = format!("{side} sent ");
     let rows = output.split(start.as_str()).skip(1);
     rows.map(|row| {
@@ -99,9 +99,9 @@ fn sums<'a>(output: &'a str, side: &str) -> Vec<(&'a str, &'a str)> {
 
 #[test]
 #[ignore = "boots an emulated host: minutes"]
-fn data_passes_both_ways_in_each_boot_and_the_cid_is_free_afterwards() {
-    let mut host = Host::boot();
-    host.prepare_guest(FUNCTIONS);
+fn data_flows_both_ways_in_each_boot_and_the_cid_is_released() {
+    let mut host = EmulatedHost::boot();
+    host.prepare_guest(SHELL_FUNCTIONS);
     let output = host.run("(granule) 2>&1; echo status=$?");
     assert!(output.contains("modprobe vhost_vsock"), "{output}");
     assert!(output.contains("status=2"), "{output}");
@@ -110,7 +110,7 @@ fn data_passes_both_ways_in_each_boot_and_the_cid_is_free_afterwards() {
     host.run("run");
     for boot in 1..3 {
         let output = host.run(&format!("exchange {boot}"));
-        let (host_sums, guest_sums) = (sums(&output, "host"), sums(&output, "guest"));
+        let [host_sums, guest_sums] = ["host", "guest"].map(|side| parse_checksums(&output, side));
         assert_eq!((host_sums.len(), guest_sums.len()), (2, 2), "{output}");
         for (host_sum, guest_sum) in host_sums.into_iter().zip(guest_sums) {
             assert_eq!(host_sum, (guest_sum.1, guest_sum.0), "{output}");
@@ -124,13 +124,13 @@ fn data_passes_both_ways_in_each_boot_and_the_cid_is_free_afterwards() {
     let output = host.run("(granule) 2>&1; echo status=$?");
     assert!(output.contains("the CID 42 is taken"), "{output}");
     assert!(output.contains("status=2"), "{output}");
-    let output = host.run("end -TERM");
+    let output = host.run("stop_guest -TERM");
     assert!(output.contains("stopped by SIGTERM"), "{output}");
     assert!(output.contains("status=0"), "{output}");
-    for end in ["-KILL", "-TERM"] {
+    for signal in ["-KILL", "-TERM"] {
         host.run("run");
         let output = host.run("exchange 1");
-        assert_eq!(sums(&output, "guest").len(), 2, "{output}");
-        host.run(&format!("end {end}"));
+        assert_eq!(parse_checksums(&output, "guest").len(), 2, "{output}");
+        host.run(&format!("stop_guest {signal}"));
     }
 }

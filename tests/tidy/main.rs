@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rules of this repository that no compiler checks: crates and modules form no cycles, no file is
-//! too long to read, and comments and documents use the words of the field.
+//! Checks the rules of this repository: crates and modules form no cycles, files and commit
+//! subjects are short, and comments, messages and documents use the terms of the field.
 
 mod modules;
 mod prose;
@@ -14,12 +14,12 @@ use std::{
 use serde_json::Value;
 
 use modules::Modules;
-use prose::{has, prose};
+use prose::{contains_phrase, prose};
 
-/// A crate of the workspace.
+/// Dependencies and root of a workspace crate.
 #[derive(Debug)]
 struct Crate {
-    /// Names of the workspace crates that it uses outside tests.
+    /// Names of its dependencies in the workspace, except those of tests.
     uses: Vec<String>,
     /// Root source file of its library or program.
     root: PathBuf,
@@ -27,7 +27,7 @@ struct Crate {
 
 const REPOSITORY: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Returns the output of a program in the repository.
+/// Runs a program in the repository and returns its output.
 fn output(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).current_dir(REPOSITORY).output();
     let output = output.expect("the program starts");
@@ -59,9 +59,8 @@ fn crates() -> BTreeMap<String, Crate> {
     packages.iter().map(|package| (text(&package["name"]), read(package))).collect()
 }
 
-/// Returns the files that git tracks, relative to the repository, whose names end with one of
-/// `endings`.
-fn files(endings: &[&str]) -> Vec<PathBuf> {
+/// Returns the tracked files whose names end with one of `endings`, relative to the repository.
+fn tracked_files(endings: &[&str]) -> Vec<PathBuf> {
     output("git", &["ls-files", "-z"])
         .split_terminator('\0')
         .filter(|path| endings.iter().any(|ending| path.ends_with(ending)))
@@ -70,17 +69,16 @@ fn files(endings: &[&str]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns a file's text.
-fn text(path: &Path) -> String {
+fn read_text(path: &Path) -> String {
     std::fs::read_to_string(Path::new(REPOSITORY).join(path))
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// Maximum number of lines of a source file.
-const LONGEST_FILE: usize = 500;
+const MAX_LINES: usize = 500;
 
-/// Returns the names that are part of a cycle.
-fn cyclic<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<&'a str> {
+/// Returns the nodes of a graph that are part of a cycle.
+fn names_in_cycles<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<&'a str> {
     let edges: BTreeSet<_> = edges.into_iter().filter(|(user, used)| user != used).collect();
     let mut reached = edges.clone();
     let mut last = edges;
@@ -96,19 +94,19 @@ fn cyclic<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<&'a st
 }
 
 #[test]
-fn a_cycle_is_found() {
-    assert!(cyclic([("a", "b"), ("b", "c"), ("a", "c"), ("c", "c")]).is_empty());
-    assert_eq!(cyclic([("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")]), ["a", "b", "c"]);
+fn names_in_a_cycle_are_found() {
+    assert!(names_in_cycles([("a", "b"), ("b", "c"), ("a", "c"), ("c", "c")]).is_empty());
+    assert_eq!(names_in_cycles([("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")]), ["a", "b", "c"]);
 }
 
 #[test]
-fn crates_depend_on_each_other_one_way() {
+fn crate_dependencies_have_no_cycle() {
     let crates = crates();
     let edges = crates
         .iter()
         .flat_map(|(name, one)| one.uses.iter().map(|used| (name.as_str(), used.as_str())));
 
-    assert!(cyclic(edges).is_empty());
+    assert!(names_in_cycles(edges).is_empty());
     let uses = |user: &str, used: &str| crates[user].uses.iter().any(|name| name == used);
     for test in ["granule-pgtable-test", "granule-report", "granule-lab"] {
         assert!(!uses("granule-vmm", test), "the VMM uses {test}");
@@ -118,17 +116,17 @@ fn crates_depend_on_each_other_one_way() {
 }
 
 #[test]
-fn modules_use_each_other_one_way() {
+fn module_dependencies_have_no_cycle() {
     let mut found = Vec::new();
     for (name, one) in crates() {
-        let edges = Modules::read(&one.root).between_siblings();
-        let mut holders: Vec<_> = edges.iter().map(|(holder, ..)| holder).collect();
-        holders.dedup();
-        for holder in holders {
-            let here = edges.iter().filter(|(other, ..)| other == holder);
-            let names = cyclic(here.map(|(_, user, used)| (user.as_str(), used.as_str())));
+        let edges = Modules::read(&one.root).sibling_uses();
+        let mut parents: Vec<_> = edges.iter().map(|(parent, ..)| parent).collect();
+        parents.dedup();
+        for parent in parents {
+            let here = edges.iter().filter(|(other, ..)| other == parent);
+            let names = names_in_cycles(here.map(|(_, user, used)| (user.as_str(), used.as_str())));
             if !names.is_empty() {
-                found.push(format!("{name}::{}: {}", holder.join("::"), names.join(", ")));
+                found.push(format!("{name}::{}: {}", parent.join("::"), names.join(", ")));
             }
         }
     }
@@ -137,20 +135,30 @@ fn modules_use_each_other_one_way() {
 }
 
 #[test]
+fn commit_subjects_have_at_most_72_characters() {
+    let arguments = ["log", "--format=%s", "0d8c400.."];
+    let log = Command::new("git").args(arguments).current_dir(REPOSITORY).output();
+    let Some(log) = log.ok().filter(|log| log.status.success()) else {
+        return granule_types::testing::skip("git has no history since 0d8c400");
+    };
+    let log = String::from_utf8_lossy(&log.stdout);
+    assert_eq!(log.lines().filter(|line| line.chars().count() > 72).collect::<Vec<_>>(), [""; 0]);
+}
+
+#[test]
 fn no_source_file_is_longer_than_500_lines() {
-    let long: Vec<String> = files(&[".rs", ".sh", ".S"])
+    let long: Vec<String> = tracked_files(&[".rs", ".sh", ".S"])
         .iter()
-        .map(|path| (text(path).lines().count(), path))
-        .filter(|(lines, _)| *lines > LONGEST_FILE)
+        .map(|path| (read_text(path).lines().count(), path))
+        .filter(|(lines, _)| *lines > MAX_LINES)
         .map(|(lines, path)| format!("{}: {lines} lines", path.display()))
         .collect();
 
     assert!(long.is_empty(), "split:\n{}", long.join("\n"));
 }
 
-/// Words that comments, messages and documents must not use, because they hide the subject or
-/// paraphrase a term of the field, and their replacements.
-const REPLACED: &[(&str, &str)] = &[
+/// Words that hide the subject or paraphrase a term of the field, and their replacements.
+const BANNED_WORDS: &[(&str, &str)] = &[
     ("tell", "report, show, print"),
     ("tells", "reports, shows, prints"),
     ("told", "reported, shown"),
@@ -196,18 +204,18 @@ const REPLACED: &[(&str, &str)] = &[
     ("toy", "fake machine"),
 ];
 
-/// Files whose words are not checked: their contents are part of the cache key of every kernel, so
-/// an edit of a comment rebuilds all of them.
-const UNCHECKED: &[&str] = &["stage2/linux/config/lab.config"];
+/// Files without a check of their words. Their contents are part of every kernel's cache key, so an
+/// edit of a comment causes a rebuild of all kernels.
+const UNCHECKED_FILES: &[&str] = &["stage2/linux/config/lab.config"];
 
 /// Words that must not open a doc comment or heading: use a noun or a third-person verb.
-const NO_OPENING: &[&str] = &[
+const BANNED_OPENINGS: &[&str] = &[
     "All", "How", "Its", "Many", "None", "Nothing", "That", "There", "What", "Where", "Whether",
     "Which", "Who", "Whoever", "Whom", "Why",
 ];
 
-/// Returns the text of a doc comment's line, or of a page's heading.
-fn opening<'a>(path: &Path, line: &'a str) -> Option<&'a str> {
+/// Returns the text of a line that is a doc comment or, in Markdown, a heading.
+fn prose_opening<'a>(path: &Path, line: &'a str) -> Option<&'a str> {
     if path.extension().is_some_and(|kind| kind == "md") {
         return line.strip_prefix("##").map(|text| text.trim_start_matches('#'));
     }
@@ -218,14 +226,15 @@ fn opening<'a>(path: &Path, line: &'a str) -> Option<&'a str> {
 #[test]
 fn comments_messages_and_pages_use_the_terms_of_the_field() {
     let mut found = Vec::new();
-    for path in files(&[""]) {
+    for path in tracked_files(&[""]) {
         let name = path.display().to_string();
-        if name.starts_with("tests/tidy/") || UNCHECKED.contains(&name.as_str()) {
+        if name.starts_with("tests/tidy/") || UNCHECKED_FILES.contains(&name.as_str()) {
             continue;
         }
-        let Some(lines) = prose(&name, || text(&path)) else { continue };
+        let Some(lines) = prose(&name, || read_text(&path)) else { continue };
         for (number, line) in lines {
-            for (word, instead) in REPLACED.iter().filter(|(word, _)| has(&line, word)) {
+            let banned = BANNED_WORDS.iter().filter(|(word, _)| contains_phrase(&line, word));
+            for (word, instead) in banned {
                 found.push(format!("{name}:{number}: '{word}': write {instead}"));
             }
         }
@@ -237,17 +246,17 @@ fn comments_messages_and_pages_use_the_terms_of_the_field() {
 #[test]
 fn a_doc_comment_or_heading_opens_with_a_noun_or_a_verb() {
     let mut found = Vec::new();
-    for path in files(&[".rs", ".md"]) {
-        let text = text(&path);
-        let mut is_further = false;
+    for path in tracked_files(&[".rs", ".md"]) {
+        let text = read_text(&path);
+        let mut is_continuation = false;
         for (number, line) in (1..).zip(text.lines()) {
-            let opening = opening(&path, line);
-            let words = opening.filter(|_| !is_further).unwrap_or_default();
+            let opening = prose_opening(&path, line);
+            let words = opening.filter(|_| !is_continuation).unwrap_or_default();
             let word = words.trim_start().split(|c: char| !c.is_alphanumeric()).next();
-            if word.is_some_and(|word| NO_OPENING.contains(&word)) {
+            if word.is_some_and(|word| BANNED_OPENINGS.contains(&word)) {
                 found.push(format!("{}:{number}: {}", path.display(), line.trim()));
             }
-            is_further = opening.is_some();
+            is_continuation = opening.is_some();
         }
     }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Finds the uses between modules of a crate in the `use` lines and paths of its sources.
+//! Finds the dependencies between modules of a crate in the `use` lines and paths of its sources.
 //!
-//! Only paths that begin with `crate`, `self` or `super` count. Test modules (`#[cfg(test)]`) are
-//! left out: they may use any module. A module and its submodules are one unit, so only uses
+//! Only paths that begin with `crate`, `self` or `super` count. Test modules (`#[cfg(test)]`) may
+//! use any module and are skipped. A module and its submodules are one unit, so only dependencies
 //! between siblings count at each level.
 
 use std::{
@@ -19,15 +19,14 @@ use syn::{
 /// Path of a module in its crate; empty for the crate root.
 pub type ModulePath = Vec<String>;
 
-/// The modules of a crate and the paths that each module uses.
+/// Modules of a crate and the paths that each module uses.
 #[derive(Debug, Default)]
 pub struct Modules {
-    names: BTreeSet<ModulePath>,
+    modules: BTreeSet<ModulePath>,
     uses: Vec<(ModulePath, ModulePath)>,
 }
 
 impl Modules {
-    /// Reads a crate from its root file.
     pub fn read(root: &Path) -> Self {
         let mut modules = Self::default();
         let folder = root.parent().expect("a folder").to_owned();
@@ -35,7 +34,7 @@ impl Modules {
         modules
     }
 
-    /// Reads a file as module `module`, whose submodules are files in `folder`.
+    /// Reads the file of a module whose submodules are files in `folder`.
     fn read_file(&mut self, module: &[String], file: &Path, folder: &Path) {
         let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         let parsed = syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
@@ -43,13 +42,13 @@ impl Modules {
     }
 
     fn read_items(&mut self, module: &[String], items: &[Item], folder: &Path) {
-        self.names.insert(module.to_vec());
-        let mut paths = Paths { module: module.to_vec(), found: Vec::new() };
+        self.modules.insert(module.to_vec());
+        let mut paths = UsedPaths { module: module.to_vec(), paths: Vec::new() };
         items.iter().for_each(|item| paths.visit_item(item));
-        self.uses.extend(paths.found.into_iter().map(|path| (module.to_vec(), path)));
+        self.uses.extend(paths.paths.into_iter().map(|path| (module.to_vec(), path)));
         for item in items {
             let Item::Mod(item) = item else { continue };
-            if is_for_tests(&item.attrs) {
+            if is_test_only(&item.attrs) {
                 continue;
             }
             let name = item.ident.to_string();
@@ -67,8 +66,8 @@ impl Modules {
         }
     }
 
-    /// Returns the uses between siblings, each as the parent module, the user and the used module.
-    pub fn between_siblings(&self) -> BTreeSet<(ModulePath, String, String)> {
+    /// Returns the dependencies between siblings: the parent module, the user and the used module.
+    pub fn sibling_uses(&self) -> BTreeSet<(ModulePath, String, String)> {
         let mut edges = BTreeSet::new();
         for (from, path) in &self.uses {
             let to = self.module_of(path);
@@ -80,12 +79,12 @@ impl Modules {
         edges
     }
 
-    /// Returns the innermost module on a path.
+    /// Returns the module with the longest path that is a prefix of `path`.
     fn module_of(&self, path: &[String]) -> ModulePath {
         (0..=path.len())
             .rev()
             .map(|length| path[..length].to_vec())
-            .find(|module| self.names.contains(module))
+            .find(|module| self.modules.contains(module))
             .unwrap_or_default()
     }
 }
@@ -97,7 +96,7 @@ fn module_file(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
     if nested.is_file() { (nested, inner) } else { (folder.join(format!("{name}.rs")), inner) }
 }
 
-fn is_for_tests(attributes: &[Attribute]) -> bool {
+fn is_test_only(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
             && attribute.meta.require_list().is_ok_and(|list| {
@@ -109,13 +108,13 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Collects the paths in one module, as absolute paths in the crate.
-struct Paths {
+/// Collector of the paths that one module uses, relative to the crate root.
+struct UsedPaths {
     module: ModulePath,
-    found: Vec<ModulePath>,
+    paths: Vec<ModulePath>,
 }
 
-impl Paths {
+impl UsedPaths {
     fn add(&mut self, segments: &[String]) {
         let mut path = match segments.first().map(String::as_str) {
             Some("crate") => Vec::new(),
@@ -131,7 +130,7 @@ impl Paths {
                 name => path.push(name.to_owned()),
             }
         }
-        self.found.push(path);
+        self.paths.push(path);
     }
 
     fn add_tree(&mut self, prefix: &[String], tree: &UseTree) {
@@ -148,9 +147,9 @@ impl Paths {
     }
 }
 
-impl<'ast> Visit<'ast> for Paths {
+impl<'ast> Visit<'ast> for UsedPaths {
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        if !is_for_tests(&item.attrs) {
+        if !is_test_only(&item.attrs) {
             self.add_tree(&[], &item.tree);
         }
     }

@@ -1,44 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The prose of a file: pages, comments, strings, and the messages and added comments of patches.
+//! Extracts the prose of a file: pages, comments, strings, and the messages and added comments of
+//! patches.
 
-/// Returns the prose of each line with its number, in lower case; `None` for a data file.
+/// Returns the number and the prose in lower case of each line; `None` for a data file.
 pub(crate) fn prose(path: &str, text: impl FnOnce() -> String) -> Option<Vec<(usize, String)>> {
     if path.contains("golden/") || path.contains("LICENSE") {
         return None;
     }
     let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
     let ending = name.rsplit_once('.').map(|(_, ending)| ending);
-    let words: fn(&str) -> String = match ending {
-        Some("md" | "txt") => |line| outside(line, '`'),
-        Some("rs" | "S" | "c" | "h") => |line| source(line, "//"),
-        Some("py" | "toml" | "yml" | "config") => |line| source(line, "#"),
+    let extract: fn(&str) -> String = match ending {
+        Some("md" | "txt") => |line| outside_quotes(line, '`'),
+        Some("rs" | "S" | "c" | "h") => |line| comment_and_strings(line, "//"),
+        Some("py" | "toml" | "yml" | "config") => |line| comment_and_strings(line, "#"),
         Some("patch") => added_comment,
-        None if path.starts_with("scripts/") => |line| source(line, "#"),
+        None if path.starts_with("scripts/") => |line| comment_and_strings(line, "#"),
         _ => return None,
     };
     let text = text();
-    // The whole message of a patch is prose.
+    // Every line of a patch's message is prose.
     let message = text.lines().position(|line| line == "---" && ending == Some("patch"));
     let prose = |(number, line): (usize, &str)| match number < message.unwrap_or(0) {
         true => (number + 1, line.to_lowercase()),
-        false => (number + 1, words(line).to_lowercase()),
+        false => (number + 1, extract(line).to_lowercase()),
     };
     Some(text.lines().enumerate().map(prose).collect())
 }
 
-/// Returns the parts of a line outside quotes.
-fn outside(line: &str, quote: char) -> String {
+/// Returns the parts of a line outside quotation marks.
+fn outside_quotes(line: &str, quote: char) -> String {
     line.split(quote).step_by(2).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the comment and the strings of a line.
-fn source(line: &str, mark: &str) -> String {
+fn comment_and_strings(line: &str, mark: &str) -> String {
     let comment = line.find(mark).map_or("", |at| &line[at..]);
     let strings = line.split('"').skip(1).step_by(2).collect::<Vec<_>>();
     format!("{comment} {}", strings.join(" "))
 }
 
-/// Returns the comment of a line that a patch adds.
+/// Returns the comment in a line added by a patch.
 fn added_comment(line: &str) -> String {
     let Some(line) = line.strip_prefix('+') else { return String::new() };
     let marks = ["/*", "//"].iter().filter_map(|mark| line.find(mark));
@@ -47,7 +48,7 @@ fn added_comment(line: &str) -> String {
 }
 
 /// Returns whether a phrase occurs in a text as whole words.
-pub(crate) fn has(text: &str, phrase: &str) -> bool {
+pub(crate) fn contains_phrase(text: &str, phrase: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(phrase).any(|(at, _)| {
         let before = text[..at].chars().next_back();
@@ -57,13 +58,13 @@ pub(crate) fn has(text: &str, phrase: &str) -> bool {
 }
 
 #[test]
-fn a_phrase_is_found_as_whole_words() {
-    assert!(has("nothing is put back here", "put back"));
-    assert!(!has("hours", "ours"));
+fn a_phrase_is_found_only_at_word_boundaries() {
+    assert!(contains_phrase("nothing is put back here", "put back"));
+    assert!(!contains_phrase("hours", "ours"));
 }
 
 #[test]
-fn prose_is_read_by_the_syntax_of_the_file() {
+fn prose_is_extracted_according_to_the_file_type() {
     let patch =
         "Subject: A\nThe reason.\n---\n /* context */\n+ * added\n+\tcode(); /* end */\n-/* no */";
     for (path, text, expected) in [

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A thread that stops when its owner is dropped. The thread waits for work and for a stop event;
-//! dropping the owner signals the stop event and joins the thread.
+//! A thread that stops when its owner is dropped. The thread waits for work and for a stop event.
+//! Dropping the owner signals the event and joins the thread.
 
 use std::{
     io,
@@ -41,8 +41,8 @@ impl Drop for ScopedThread {
     }
 }
 
-/// Returns an event as a file descriptor to poll.
+/// Borrows the file descriptor of an event.
 pub fn borrow_event(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the result borrows the event, which keeps the descriptor open.
+    // SAFETY: the result borrows the event, which keeps the file descriptor open.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

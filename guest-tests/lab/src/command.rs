@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! External commands that are run or, in a dry run, printed as shell.
+//! Runs external commands or, in a dry run, prints them as shell.
 //!
 //! [`Command`] stores program, arguments, environment and redirection as data, so that a dry run
-//! prints exactly the commands of a run; the crates `duct` and `xshell` cannot print a command as
+//! prints exactly the commands of a run. The crates `duct` and `xshell` cannot print a command as
 //! shell. A command's output is appended to a log, and an error quotes the last lines of the log.
 
 use std::{
@@ -23,7 +23,6 @@ use rustix::{
 };
 use thiserror::Error;
 
-/// Number of log lines that an error quotes.
 const TAIL_LINES: usize = 20;
 
 #[derive(Debug, Error)]
@@ -56,12 +55,13 @@ pub struct Command {
     args: Vec<OsString>,
     envs: Vec<(OsString, OsString)>,
     directory: Option<PathBuf>,
+    input: Option<PathBuf>,
     log: Option<PathBuf>,
     deadline: Option<Duration>,
 }
 
 impl Command {
-    /// Returns a command. `task` is its name in errors ("building the kernel").
+    /// Returns a command that errors call `task` ("building the kernel").
     pub fn new(task: impl Into<String>, program: impl Into<OsString>) -> Self {
         Self {
             task: task.into(),
@@ -69,6 +69,7 @@ impl Command {
             args: Vec::new(),
             envs: Vec::new(),
             directory: None,
+            input: None,
             log: None,
             deadline: None,
         }
@@ -98,6 +99,13 @@ impl Command {
         self
     }
 
+    /// Reads standard input from a file.
+    #[must_use]
+    pub fn input(mut self, input: impl Into<PathBuf>) -> Self {
+        self.input = Some(input.into());
+        self
+    }
+
     /// Appends standard output and standard error to `log`.
     #[must_use]
     pub fn log(mut self, log: impl Into<PathBuf>) -> Self {
@@ -105,17 +113,17 @@ impl Command {
         self
     }
 
-    /// Terminates the program after this much real time.
+    /// Sets the real time after which the program is terminated.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Runs the command and returns its standard output. A dry run executes it too, so it must have
+    /// Runs the command, also in a dry run, and returns its standard output. The command must have
     /// no side effect.
     pub fn query(&self) -> Result<String, CommandError> {
-        let output = self.prepared().output().map_err(|e| self.start_error(e))?;
+        let output = self.std_command()?.output().map_err(|e| self.start_error(e))?;
         if !output.status.success() {
             let tail = String::from_utf8_lossy(&output.stderr).into_owned();
             return Err(self.failure(output.status, tail));
@@ -124,7 +132,7 @@ impl Command {
     }
 
     pub fn run(&self) -> Result<(), CommandError> {
-        let mut command = self.prepared();
+        let mut command = self.std_command()?;
         if let Some(log) = &self.log {
             let open = || {
                 let file = File::options().create(true).append(true).open(log)?;
@@ -140,7 +148,7 @@ impl Command {
             None => child.wait().map(Some),
             Some(deadline) => wait_or_terminate(&mut child, deadline),
         };
-        let tail = self.log.as_deref().map(tail).unwrap_or_default();
+        let tail = self.log.as_deref().map(log_tail).unwrap_or_default();
         match status.map_err(|e| self.start_error(e))? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(self.failure(status, tail)),
@@ -153,14 +161,17 @@ impl Command {
         }
     }
 
-    fn prepared(&self) -> process::Command {
+    fn std_command(&self) -> Result<process::Command, CommandError> {
         let mut command = process::Command::new(&self.program);
         command.args(&self.args).stdin(Stdio::null());
         command.envs(self.envs.iter().map(|(name, value)| (name, value)));
         if let Some(directory) = &self.directory {
             command.current_dir(directory);
         }
-        command
+        if let Some(input) = &self.input {
+            command.stdin(File::open(input).map_err(|e| CommandError::file("read", input, e))?);
+        }
+        Ok(command)
     }
 
     fn log_name(&self) -> PathBuf {
@@ -190,7 +201,7 @@ impl Command {
     }
 }
 
-/// Formats the command as shell: `(cd DIRECTORY && NAME=value program arguments >>log 2>&1)`.
+/// Formats the command as shell: `(cd DIRECTORY && NAME=value program args <input >>log 2>&1)`.
 impl fmt::Display for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(directory) = &self.directory {
@@ -206,6 +217,9 @@ impl fmt::Display for Command {
         for arg in &self.args {
             write!(f, " {}", quote(arg))?;
         }
+        if let Some(input) = &self.input {
+            write!(f, " <{}", quote(input))?;
+        }
         if let Some(log) = &self.log {
             write!(f, " >>{} 2>&1", quote(log))?;
         }
@@ -213,7 +227,7 @@ impl fmt::Display for Command {
     }
 }
 
-/// Time that a program has to exit after SIGTERM: an emulator writes its counts then.
+/// Time between SIGTERM and SIGKILL, in which an emulator writes its counts.
 const SIGTERM_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Waits until the child exits or the timeout expires; returns whether it exited.
@@ -227,8 +241,8 @@ pub fn wait_for_exit(child: &Child, timeout: Duration) -> io::Result<bool> {
     Ok(poll(&mut polled, Some(&timeout))? != 0)
 }
 
-/// Waits for the child and returns its status. After the deadline, sends SIGTERM and, if the child
-/// still does not exit, SIGKILL; returns `None` then.
+/// Waits for the child and returns its status. After the deadline, terminates the child with
+/// SIGTERM or, if it does not exit, SIGKILL, and returns `None`.
 fn wait_or_terminate(child: &mut Child, deadline: Duration) -> io::Result<Option<ExitStatus>> {
     if wait_for_exit(child, deadline)? {
         return child.wait().map(Some);
@@ -243,23 +257,22 @@ fn wait_or_terminate(child: &mut Child, deadline: Duration) -> io::Result<Option
 
 fn pid(child: &Child) -> io::Result<Pid> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    pid.ok_or_else(|| io::Error::other("the child has no process number"))
+    pid.ok_or_else(|| io::Error::other("the child has no process ID"))
 }
 
 /// Returns the last lines of a log, indented.
-pub fn tail(log: &Path) -> String {
+pub fn log_tail(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text).replace('\r', "");
     last_lines(&text.lines().collect::<Vec<_>>())
 }
 
-/// Returns the last `TAIL_LINES` lines, indented.
 pub fn last_lines(lines: &[&str]) -> String {
-    indented(&lines[lines.len().saturating_sub(TAIL_LINES)..])
+    indent(&lines[lines.len().saturating_sub(TAIL_LINES)..])
 }
 
 /// Indents lines for display below an error message.
-pub fn indented(lines: &[&str]) -> String {
+pub fn indent(lines: &[&str]) -> String {
     lines.iter().map(|line| format!("    | {line}\n")).collect()
 }
 
@@ -281,13 +294,15 @@ mod tests {
             .env("A", "b c")
             .args(["-C", "it's"])
             .directory("/tmp/d")
+            .input("/tmp/in")
             .log("/tmp/log");
 
-        assert_eq!(command.to_string(), r#"(cd /tmp/d && A='b c' make -C "it's" >>/tmp/log 2>&1)"#);
+        let shell = r#"(cd /tmp/d && A='b c' make -C "it's" </tmp/in >>/tmp/log 2>&1)"#;
+        assert_eq!(command.to_string(), shell);
     }
 
     #[test]
-    fn the_error_of_a_failed_command_has_the_end_of_its_log() {
+    fn the_error_of_a_failed_command_quotes_the_end_of_its_log() {
         let directory = tempfile::tempdir().unwrap();
         let error = Command::new("counting", "sh")
             .args(["-c", "seq 100; exit 3"])
@@ -302,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_of_a_missing_program_names_it_and_the_remedy() {
+    fn the_error_of_a_missing_program_names_program_and_remedy() {
         let error = Command::new("x", "no-such-program").run().unwrap_err();
         let error = error.to_string();
 

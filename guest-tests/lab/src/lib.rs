@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The lab: boots a host kernel without and with a Linux series under emulated EL2, and compares
-//! the results of the page-table test.
+//! The lab boots a host kernel before and after a Linux series under emulated EL2, runs the
+//! page-table test in each and compares the results.
 //!
 //! ```text
 //! options ─┬─ kernel: sources, series, builds ─┬─ jobs: matrix, queue, boots ─ report
 //!          └─ host: emulator, initramfs, PID 1 ┘
 //! ```
 //!
-//! Sources are unpacked once and kernels built once (`kernel`). Each job is one boot (`jobs`); PID
-//! 1 of the emulated host (`host`) runs the test and sends results over the serial console, where
-//! they are combined with the counts of the plugin. Under `-icount`, equal inputs produce equal
-//! bytes. All files of a run are in its run directory. All external commands and file operations go
-//! through `shell::Shell`, so that a dry run prints exactly what a run executes.
+//! `kernel` unpacks sources and builds kernels once. Each job is one boot (`jobs`). PID 1 of the
+//! emulated host (`host`) runs the test and sends results over the serial console; `jobs` combines
+//! them with the counts of the plugin. Under `-icount`, equal inputs produce equal bytes. All files
+//! of a run are in its run directory. `shell::Shell` executes all external commands and file
+//! operations, so that a dry run prints exactly the steps of a run.
 
 mod command;
 mod jobs;
@@ -41,6 +41,7 @@ use std::{
 };
 
 use granule_report::{CompareError, results::FileError};
+use granule_types::units::Bytes;
 
 use self::{
     command::CommandError,
@@ -54,7 +55,10 @@ use self::{
 pub use self::{
     host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
-    options::{HostOptions, Kernels, Locations, Matrix, Options, OutputOptions, Test, version},
+    options::{
+        HostOptions, KernelOptions, Locations, Matrix, Options, OutputOptions, TestProgram,
+        parse_version,
+    },
     report::RunStatus,
 };
 
@@ -63,7 +67,7 @@ pub use self::{
 #[expect(missing_docs, reason = "each message describes its variant")]
 #[non_exhaustive]
 pub enum LabError {
-    /// A requirement is missing or an input is unusable. The message names the remedy.
+    /// Error returned for a missing requirement or an unusable input. The message names the remedy.
     #[error("{0}")]
     Unusable(String),
     #[error("{message}")]
@@ -82,7 +86,7 @@ pub enum LabError {
     Record(#[from] serde_json::Error),
     #[error("cannot write to standard output")]
     Output(#[source] io::Error),
-    /// The current directory or the path of this program is unknown.
+    /// Error returned when the current directory or the path of this program is unknown.
     #[error(transparent)]
     Path(#[from] io::Error),
 }
@@ -98,7 +102,7 @@ fn with_causes(error: &dyn Error) -> String {
     text
 }
 
-/// Returns the paths of the patches of a series, after those of the series that it requires.
+/// Returns the paths of the patches of the required series and of this one, in order.
 ///
 /// # Errors
 /// A series is unknown.
@@ -128,6 +132,10 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
         Err(_) if dry => "QEMU".to_owned(),
         version => version?,
     };
+    if !dry {
+        let machine = matrix::machine(host, 1, Bytes::mib(64));
+        emulator::probe(&host.qemu, &machine, &paths.plugin)?;
+    }
     let (built, tests) = kernel::prepare(shell, options, &paths, &progress)?;
     let run_directory = RunDirectory::create(shell, &paths.out, &built)?;
     let jobs = matrix::jobs(options, &tests);
@@ -135,35 +143,35 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
         qemu: host.qemu.clone(),
         init: paths.init,
         plugin: paths.plugin,
-        emulator,
+        emulator_version: emulator,
         deadline: Duration::from_secs(host.deadline),
-        strict: kernels.debug_kernel,
+        fails_on_splat: kernels.debug_kernel,
     };
     let queue = JobQueue {
         executor: &executor,
         shell,
         progress: &progress,
         run_directory: &run_directory,
-        parallel: host.parallel(),
+        emulator_count: host.emulator_count(),
     };
     let results = queue.run(&built, &jobs);
     if dry {
-        if matches!(matrix.test(), Test::Bench | Test::KernelPageTableTest) {
+        if matches!(matrix.test(), TestProgram::Bench | TestProgram::KernelPageTableTest) {
             comparison::print_commands(&run_directory, &built)?;
         }
         return Ok(RunStatus::Passed);
     }
-    let run = RunInfo { kernels: &built, jobs: &jobs, emulator: &executor.emulator };
+    let run = RunInfo { kernels: &built, jobs: &jobs, emulator: &executor.emulator_version };
     let status = match matrix.test() {
-        Test::Selftests => {
+        TestProgram::Selftests => {
             progress.finish();
             selftest_report::report(&run_directory, run, results)?
         }
-        Test::Guest => {
+        TestProgram::Guest => {
             progress.finish();
             guest_boot_report::report(&run_directory, run, results)?
         }
-        Test::Bench | Test::KernelPageTableTest => {
+        TestProgram::Bench | TestProgram::KernelPageTableTest => {
             let failed = run_directory.write_records(&built, &jobs, results, &progress)?;
             progress.finish();
             match comparison::compare(options, &run_directory, &built)? {
@@ -176,7 +184,7 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
     Ok(status)
 }
 
-/// Checks that the required programs of this workspace exist, before the first long step.
+/// Checks that the required programs of this workspace exist, before the kernels are built.
 fn check_programs(paths: &Paths, dry: bool) -> Result<(), LabError> {
     for (program, path, option) in [
         ("the static arm64 `granule`", &paths.init, "--init"),

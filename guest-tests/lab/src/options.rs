@@ -11,16 +11,16 @@ use clap::{ValueEnum, builder::RangedI64ValueParser, value_parser};
 use granule_types::{
     backing::Backing,
     guest_mode::GuestMode,
-    units::{Bytes, percentage, size_above_zero},
+    units::{Bytes, parse_nonzero_size, parse_percentage},
 };
 
-use crate::{LabError, host::costs::Costs};
+use crate::{LabError, host::costs::CostTable};
 
 /// Options of a run.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     #[command(flatten)]
-    pub(crate) kernels: Kernels,
+    pub(crate) kernels: KernelOptions,
     #[command(flatten)]
     pub(crate) matrix: Matrix,
     #[command(flatten)]
@@ -32,14 +32,14 @@ pub struct Options {
 /// Kernels under test.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Kernel")]
-pub struct Kernels {
+pub struct KernelOptions {
     /// Linux version of the base: Debian's linux-source-VERSION
-    #[arg(long, default_value = "5.10", value_name = "VERSION", value_parser = version)]
+    #[arg(long, default_value = "5.10", value_name = "VERSION", value_parser = parse_version)]
     pub(crate) base: String,
     /// Kernel source that replaces Debian's: a tree, a tarball or a Debian linux-source package
     #[arg(long, value_name = "PATH")]
     pub(crate) source: Option<PathBuf>,
-    /// Debian suite of the source package [default: by version]
+    /// Debian suite of the source package [default: that of the version]
     #[arg(long)]
     pub(crate) suite: Option<String>,
     /// Series to apply, in order [default: stage2-fault-path, if the version has it]
@@ -62,8 +62,8 @@ pub struct Kernels {
     #[arg(long)]
     pub(crate) debug_kernel: bool,
     /// Run only the kernel of this name (base, or a series)
-    #[arg(long, value_name = "KERNEL")]
-    pub(crate) only: Vec<String>,
+    #[arg(long = "only", value_name = "KERNEL")]
+    pub(crate) only_kernels: Vec<String>,
     /// Only fetch and unpack the source, and print the path of its tree
     #[arg(long)]
     pub(crate) fetch: bool,
@@ -71,7 +71,7 @@ pub struct Kernels {
     pub(crate) locations: Locations,
 }
 
-impl Kernels {
+impl KernelOptions {
     /// Returns the base alone, from Debian's source.
     pub(crate) fn of_base(base: &str) -> Self {
         Self { base: base.to_owned(), ..Self::default() }
@@ -80,7 +80,7 @@ impl Kernels {
 
 /// Program to run in the emulated host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Test {
+pub enum TestProgram {
     /// `granule bench`
     #[default]
     Bench,
@@ -101,15 +101,15 @@ pub enum Test {
 pub struct Matrix {
     /// Program to run in the emulated host
     #[arg(long, value_enum, default_value_t)]
-    test: Test,
+    test: TestProgram,
     /// Run the kernel's KVM selftests instead, and compare their verdicts
     #[arg(long)]
     selftests: bool,
-    /// Run only this selftest; arguments after the name replace its own
+    /// Run only this selftest; arguments after the name replace its default arguments
     #[arg(long, value_name = "NAME [ARGUMENTS]", conflicts_with_all = ["test", "guest", "fetch"])]
     pub(crate) selftest: Vec<String>,
     /// Boot a Linux guest on each backing with `granule run` instead, with the kernel of the host,
-    /// and report faults, maintenance and time of the boot
+    /// and report stage-2 aborts, CMOs, TLBIs and time of the boot
     #[arg(long)]
     guest: bool,
     /// Boot the guests from vmlinuz, initrd.img and root.img in this directory (see scripts/guest),
@@ -124,10 +124,11 @@ pub struct Matrix {
     #[arg(short = 's', long, value_name = "BACKING")]
     backing: Vec<Backing>,
     /// Number of vCPUs
-    #[arg(short = 'v', long, value_name = "N", default_values_t = [4], value_parser = cpus())]
+    #[arg(short = 'v', long, value_name = "N", default_values_t = [4],
+          value_parser = cpu_count_parser())]
     pub(crate) vcpus: Vec<u32>,
     /// Size of the region [default: 64M, or one page if pages are larger]
-    #[arg(short = 'b', long, value_name = "SIZE", value_parser = size_above_zero)]
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse_nonzero_size)]
     size: Option<Bytes>,
     /// Guest mode, by name (P48V48_4K) or by its number in the tests of Linux 6.1 (2)
     #[arg(short = 'm', long, default_value = "2")]
@@ -142,8 +143,8 @@ pub struct Matrix {
     /// Boots of each job, each with another schedule
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u64).range(1..))]
     seeds: u64,
-    /// Let a read of an untouched huge page map the huge zero page, as by default; the next write
-    /// makes small pages of it (add --bench-arg=--accept-fallback)
+    /// Let the first read of a huge page map the huge zero page, as Linux does by default; the
+    /// first write then allocates small pages (add --bench-arg=--accept-fallback)
     #[arg(long)]
     pub(crate) huge_zero_page: bool,
     /// Additional argument of `granule bench`
@@ -152,22 +153,20 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Returns the program under test.
-    pub(crate) fn test(&self) -> Test {
+    pub(crate) fn test(&self) -> TestProgram {
         match self {
-            _ if self.selftests || !self.selftest.is_empty() => Test::Selftests,
-            _ if self.guest => Test::Guest,
+            _ if self.selftests || !self.selftest.is_empty() => TestProgram::Selftests,
+            _ if self.guest => TestProgram::Guest,
             _ => self.test,
         }
     }
 
-    /// Returns the size of the region or of a guest's memory; `None` for the default of the job.
-    pub(crate) fn memory(&self) -> Option<Bytes> {
+    /// Returns the size of the region or of a guest's memory; `None` selects the job's default.
+    pub(crate) fn memory_size(&self) -> Option<Bytes> {
         self.size.or((self.smoke && !self.guest).then_some(Bytes::mib(16)))
     }
 
-    /// Returns a value for each combination of backing, vCPU count and seed, in the order of
-    /// results.
+    /// Returns a value for each combination of backing, vCPU count and seed, in this order.
     pub(crate) fn combinations<T>(&self, value: impl Fn(Backing, u32, u64) -> T) -> Vec<T> {
         let seeds = if self.smoke { 1 } else { self.seeds };
         let mut values = Vec::new();
@@ -202,21 +201,21 @@ pub struct HostOptions {
     #[arg(long, value_name = "MODEL", default_value = "neoverse-n1")]
     pub(crate) cpu: String,
     /// CPUs of the emulated host [default: one for each vCPU]
-    #[arg(long, value_name = "N", value_parser = cpus())]
+    #[arg(long, value_name = "N", value_parser = cpu_count_parser())]
     pub(crate) smp: Option<u32>,
-    /// Length of a CPU's turn in nanoseconds of virtual time: shorter than the work under a
-    /// contended lock
+    /// Length of a CPU's turn in nanoseconds of virtual time; it should be shorter than the
+    /// critical sections of contended locks
     #[arg(long, value_name = "NANOSECONDS", default_value_t = 100,
           value_parser = value_parser!(u64).range(20..=1_000_000))]
     pub(crate) quantum: u64,
     /// Costs of instructions in elapsed time: neoverse-n1, kunpeng920 or a TOML file
     /// [default: one nanosecond each]
     #[arg(long, value_name = "TABLE")]
-    pub(crate) costs: Option<Costs>,
-    /// Memory of the emulated host [default: by job]
+    pub(crate) costs: Option<CostTable>,
+    /// Memory of the emulated host [default: the requirement of the job]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Bytes>,
-    /// Emulators at a time [default: one for each CPU of this machine]
+    /// Number of parallel emulators [default: one for each CPU of this machine]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     jobs: Option<u32>,
     /// Seconds of real time after which an emulator is terminated
@@ -236,7 +235,7 @@ pub struct HostOptions {
 
 impl HostOptions {
     /// Returns the number of emulators that run in parallel.
-    pub(crate) fn parallel(&self) -> usize {
+    pub(crate) fn emulator_count(&self) -> usize {
         let jobs = self.jobs.and_then(|jobs| usize::try_from(jobs).ok());
         jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from))
     }
@@ -250,7 +249,7 @@ pub struct OutputOptions {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Smallest slowdown of a phase that is a regression
-    #[arg(long, value_name = "PERCENT", default_value = "3", value_parser = percentage)]
+    #[arg(long, value_name = "PERCENT", default_value = "3", value_parser = parse_percentage)]
     pub(crate) min_effect: f64,
     /// Print the run as shell and execute nothing
     #[arg(long)]
@@ -260,7 +259,7 @@ pub struct OutputOptions {
 /// The repository and the cache.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Locations {
-    /// Repository [default: the one of the current directory, or of this program]
+    /// Repository [default: the one that contains the current directory or this program]
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     /// Directory for sources, objects and kernels [default: $XDG_CACHE_HOME/granule]
@@ -288,7 +287,7 @@ impl Locations {
     /// Returns the path of the cache.
     ///
     /// # Errors
-    /// The environment defines no directory for it.
+    /// Neither `--cache` nor the environment sets a directory.
     pub fn cache(&self) -> Result<PathBuf, LabError> {
         let home = |variable: &str| {
             env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
@@ -313,7 +312,7 @@ pub(crate) struct Paths {
     pub linux: PathBuf,
     pub init: PathBuf,
     pub plugin: PathBuf,
-    /// Directory of sources, objects and kernels that are kept between runs.
+    /// Cache of sources, objects and kernels.
     pub cache: PathBuf,
     pub out: PathBuf,
 }
@@ -342,8 +341,8 @@ impl Paths {
     }
 }
 
-/// Parses a number of CPUs, up to the maximum of the lab's kernels.
-fn cpus() -> RangedI64ValueParser<u32> {
+/// Returns the parser of a CPU count, up to the maximum of the lab's kernels.
+fn cpu_count_parser() -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(1..=256)
 }
 
@@ -351,7 +350,7 @@ fn cpus() -> RangedI64ValueParser<u32> {
 ///
 /// # Errors
 /// The text is not a version.
-pub fn version(text: &str) -> Result<String, String> {
+pub fn parse_version(text: &str) -> Result<String, String> {
     let part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     if text.split('.').all(part) {
         Ok(text.to_owned())

@@ -14,8 +14,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Returns a reporter, which is silent in a dry run: that output is to be pasted into a
-    /// shell.
+    /// Returns a reporter, which is silent in a dry run.
     pub fn new(dry: bool) -> Self {
         let bar = if dry {
             Some(ProgressBar::hidden())
@@ -29,8 +28,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// Reports that a stage begins.
-    pub fn stage(&self, text: impl Into<String>) {
+    pub fn start_stage(&self, text: impl Into<String>) {
         let text = text.into();
         match &self.bar {
             Some(bar) => bar.set_message(text),
@@ -38,8 +36,7 @@ impl Progress {
         }
     }
 
-    /// Reports that `count` jobs begin.
-    pub fn jobs(&self, count: usize) {
+    pub fn start_jobs(&self, count: usize) {
         let Some(bar) = &self.bar else { return };
         bar.set_length(count as u64);
         bar.set_position(0);
@@ -61,7 +58,7 @@ impl Progress {
     }
 
     /// Prints a message that stays on the screen.
-    pub fn note(&self, text: &str) {
+    pub fn print_note(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("lab: {text}")),
             None => eprintln!("lab: {text}"),

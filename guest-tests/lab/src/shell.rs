@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Executes commands and file operations or, in a dry run, prints them as shell. A dry run also
-//! executes the read-only file operations.
+//! Executes commands and file operations or, in a dry run, prints them as shell. A dry run executes
+//! read-only file operations.
 
 use std::{
     fmt, fs,
@@ -12,33 +12,32 @@ use sha2::{Digest, Sha256};
 
 use crate::command::{Command, CommandError, quote};
 
-/// Executor or printer of commands and file operations.
+/// Executor of commands and file operations; prints them in a dry run.
 #[derive(Debug, Clone, Copy)]
 pub struct Shell {
-    dry: bool,
+    dry_run: bool,
 }
 
 impl Shell {
-    /// Returns a shell that executes operations or, if `dry`, prints them to standard output.
-    pub const fn new(dry: bool) -> Self {
-        Self { dry }
+    /// Returns a shell that executes operations or, if `dry_run`, only prints them.
+    pub const fn new(dry_run: bool) -> Self {
+        Self { dry_run }
     }
 
-    /// Returns whether operations are only printed.
-    pub const fn is_dry(self) -> bool {
-        self.dry
+    pub const fn is_dry_run(self) -> bool {
+        self.dry_run
     }
 
     /// Prints a line in a dry run; otherwise has no effect.
     pub fn print(self, line: impl fmt::Display) {
-        if self.dry {
+        if self.dry_run {
             // A reader may close the pipe early (`| head`); that is not an error.
             let _ = writeln!(io::stdout(), "{line}");
         }
     }
 
     pub fn run(self, command: &Command) -> Result<(), CommandError> {
-        if self.dry {
+        if self.dry_run {
             self.print(command);
             return Ok(());
         }
@@ -47,51 +46,51 @@ impl Shell {
 
     pub fn create_dir(self, path: &Path) -> Result<(), CommandError> {
         self.print(format_args!("mkdir -p {}", quote(path)));
-        self.act("create the directory", path, || fs::create_dir_all(path))
+        self.perform("create the directory", path, || fs::create_dir_all(path))
     }
 
     pub fn write(self, path: &Path, content: impl AsRef<[u8]>) -> Result<(), CommandError> {
-        if self.dry {
+        if self.dry_run {
             let text = String::from_utf8_lossy(content.as_ref()).into_owned();
             self.print(format_args!("printf %s {} >{}", quote(text), quote(path)));
         }
-        self.act("write", path, || fs::write(path, content))
+        self.perform("write", path, || fs::write(path, content))
     }
 
     pub fn copy(self, from: &Path, to: &Path) -> Result<(), CommandError> {
         self.print(format_args!("cp {} {}", quote(from), quote(to)));
-        self.act("copy", from, || fs::copy(from, to).map(drop))
+        self.perform("copy", from, || fs::copy(from, to).map(drop))
     }
 
     pub fn rename(self, from: &Path, to: &Path) -> Result<(), CommandError> {
         self.print(format_args!("mv -T {} {}", quote(from), quote(to)));
-        self.act("rename", from, || fs::rename(from, to))
+        self.perform("rename", from, || fs::rename(from, to))
     }
 
     /// Removes a directory and its contents, if it exists.
     pub fn remove_dir(self, path: &Path) -> Result<(), CommandError> {
         self.print(format_args!("rm -rf {}", quote(path)));
-        self.act("remove", path, || match fs::remove_dir_all(path) {
+        self.perform("remove", path, || match fs::remove_dir_all(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
         })
     }
 
-    fn act(
+    fn perform(
         self,
         operation: &'static str,
         path: &Path,
         action: impl FnOnce() -> io::Result<()>,
     ) -> Result<(), CommandError> {
-        if self.dry {
+        if self.dry_run {
             return Ok(());
         }
         action().map_err(|e| CommandError::file(operation, path, e))
     }
 }
 
-/// Returns the temporary path of `path`, which is renamed when complete.
-pub fn partial(path: &Path) -> PathBuf {
+/// Returns the path at which `path` is written before it is renamed.
+pub fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
     path.with_file_name(name)
@@ -106,7 +105,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
 }
 
 /// Returns the names of a directory's entries, sorted.
-pub fn entries(path: &Path) -> Vec<String> {
+pub fn sorted_entries(path: &Path) -> Vec<String> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();

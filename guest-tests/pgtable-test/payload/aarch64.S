@@ -1,28 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //
-// The guest program of the page-table test, arm64. It runs at EL1 with MMU and caches enabled from
-// its first instruction; the host builds the stage-1 tables and sets the system registers.
+// Guest program of the page-table test for arm64. It runs at EL1 with MMU and caches enabled; the
+// host builds the stage-1 tables and sets the system registers.
 //
-// TPIDR_EL1 holds the address of the vCPU's mailbox. The host writes a task into the mailbox and
-// enters the guest; the guest executes the task and stores to a doorbell, an address without
-// memory, which exits to the host. The next entry continues after that store, with the next task.
-// An exception is fatal: the vector stores the syndrome in the mailbox and uses the fatal doorbell.
+// TPIDR_EL1 holds the address of the vCPU's mailbox; guest/mailbox.rs describes the protocol. After
+// a store to a doorbell, the next entry continues with the next task. An exception is fatal.
 //
-// The program needs no stack, is position-independent, and is copied to an address aligned to 2K
-// for its vectors. guest/mod.rs defines the names in braces.
+// The program needs no stack and is position-independent. The host copies it to an address aligned
+// to 2K, for its vectors. guest/mod.rs defines the names in braces.
 //
 //	x0  access		x5  number of reads after each write
 //	x1  address		x6  distance between these reads
 //	x2  addresses left	x7  seed
 //	x3  stride		x9 to x11  scratch
-//	x4  first read's offset	x27 mailbox, x28 doorbells, x30 link of planted code
+//	x4  first read's offset	x27 mailbox, x28 doorbells, x30 link register
 
 	.pushsection .rodata.granule_guest, "a", %progbits
 	.balign	2048
 	.globl	granule_guest_start
 granule_guest_start:
 
-// --- Vectors: sixteen entries of 128 bytes. Each loads its number.
+// --- Vectors: sixteen entries of 128 bytes, each of which loads its number.
 
 	.irp	number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 	.balign	128
@@ -42,7 +40,7 @@ granule_guest_start:
 1:	str	xzr, [x28, #{FATAL_DOORBELL}]
 	b	1b				// the guest cannot continue
 
-// --- Entry; also the return after each task.
+// --- Entry of the first task.
 
 	.balign	64
 	.globl	granule_guest_entry
@@ -53,8 +51,8 @@ granule_guest_entry:
 .Lnext:
 	ldp	x0, x1, [x27, #{ACCESS}]	// access, first address
 	ldp	x2, x3, [x27, #{COUNT}]		// count, stride
-	ldp	x4, x5, [x27, #{INNER_FIRST}]	// offset and count of the reads after a write
-	ldp	x6, x7, [x27, #{INNER_STRIDE}]	// their stride, seed
+	ldp	x4, x5, [x27, #{READ_OFFSET}]	// offset and count of the reads after a write
+	ldp	x6, x7, [x27, #{READ_STRIDE}]	// their stride, seed
 	cbz	x2, .Ldone
 	cmp	x0, #{READ}
 	b.eq	.Lread
@@ -62,8 +60,8 @@ granule_guest_entry:
 	b.eq	.Lwrite
 	cmp	x0, #{WRITE_THEN_READ}
 	b.eq	.Lwrite_then_read
-	cmp	x0, #{PLANT}
-	b.eq	.Lplant
+	cmp	x0, #{INSTALL_RETURN}
+	b.eq	.Linstall_return
 	cmp	x0, #{EXECUTE}
 	b.eq	.Lexecute
 	cmp	x0, #{VERIFY}
@@ -105,12 +103,12 @@ granule_guest_entry:
 	b.ne	.Lwrite_then_read
 	b	.Ldone
 
-// Writes a "ret" PLANT_OFFSET bytes after the address and makes it visible to instruction fetch on
-// every CPU (Arm manual, B2.4.4). The 8 bytes at the address keep the value that Verify expects.
-.Lplant:
+// Writes a "ret" RETURN_OFFSET bytes after the address and makes it visible to instruction fetch on
+// every CPU (Arm manual, B2.4.4). The 8 bytes at the address hold the value that Verify expects.
+.Linstall_return:
 	movz	w9, #0x03c0
 	movk	w9, #0xd65f, lsl #16
-1:	add	x10, x1, #{PLANT_OFFSET}
+1:	add	x10, x1, #{RETURN_OFFSET}
 	str	w9, [x10]
 	dc	cvau, x10
 	dsb	ish
@@ -123,8 +121,8 @@ granule_guest_entry:
 	b	.Ldone
 
 .Lexecute:
-	isb					// synchronise with vCPU 0, which planted
-1:	add	x10, x1, #{PLANT_OFFSET}
+	isb					// vCPU 0 installed the code: synchronise
+1:	add	x10, x1, #{RETURN_OFFSET}
 	blr	x10
 	add	x1, x1, x3
 	subs	x2, x2, #1
@@ -135,14 +133,14 @@ granule_guest_entry:
 	ldr	x9, [x1]
 	eor	x10, x7, x1
 	cmp	x9, x10
-	b.ne	.Ldiffers
+	b.ne	.Lmismatch
 	add	x1, x1, x3
 	subs	x2, x2, #1
 	b.ne	.Lverify
 	b	.Ldone
 
-// Writes the pages of `task::RandomWalk`, whose state is x7. Each write stores the number of
-// writes so far, which the guest also publishes to the host.
+// Writes to the pages of `task::RandomWalk`, whose state is x7. Each write stores its number, which
+// the guest also stores in the mailbox page.
 .Lwrite_at_random:
 	mov	x10, #0
 1:	ldr	x9, [x27, #{STOP}]
@@ -157,9 +155,9 @@ granule_guest_entry:
 	str	x10, [x27, #{WRITES}]
 	b	1b
 
-.Ldiffers:
-	stp	x1, x9, [x27, #{DIFFERS_AT}]	// address, value found
-	str	xzr, [x28, #{DIFFERS_DOORBELL}]
+.Lmismatch:
+	stp	x1, x9, [x27, #{MISMATCH_ADDRESS}]	// address, value
+	str	xzr, [x28, #{MISMATCH_DOORBELL}]
 	b	.Lnext
 
 	.globl	granule_guest_end

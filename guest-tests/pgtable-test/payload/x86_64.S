@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //
-// The guest program of the page-table test, x86_64. It runs at privilege level 0 in long mode from
-// its first instruction; the host builds page tables and descriptors and sets the registers.
+// Guest program of the page-table test for x86_64. It runs at privilege level 0 in long mode; the
+// host builds the page and descriptor tables and sets the registers.
 //
-// The base of the GS segment is the vCPU's mailbox; the stack is at the end of the mailbox's page.
-// The host writes a task into the mailbox and enters the guest; the guest executes the task and
-// writes to a doorbell, a port, which exits to the host. The next entry continues after that, with
-// the next task. An exception is fatal: its entry stores vector, error code and addresses in the
-// mailbox and uses the fatal doorbell.
+// The GS segment starts at the vCPU's mailbox; the stack is at the end of the mailbox's page.
+// guest/mailbox.rs describes the protocol. After a write to a doorbell, the next entry continues
+// with the next task. An exception is fatal.
 //
 // The program is position-independent. guest/mod.rs defines the names in braces.
 //
-//	rax access		r9  to the first read
+//	rax access		r9  first read's offset
 //	rsi address		r10 number of reads after each write
 //	rcx addresses left	r11 distance between these reads
 //	r8  stride		rbx seed
@@ -22,12 +20,12 @@
 	.globl	granule_guest_start
 granule_guest_start:
 
-// --- Exceptions: 32 entries. Each pushes its number, and a code where the CPU pushes none: for all
-// but 8, 10 to 14, 17, 21, 29 and 30.
+// --- Exceptions: 32 entries. Each pushes its number, and an error code of 0 if the CPU pushes none
+// (the CPU pushes one for 8, 10 to 14, 17, 21, 29 and 30).
 
 	.irp	first, 0, 16
 	.irp	next, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
-	.balign	{ENTRY_SIZE}
+	.balign	{EXCEPTION_ENTRY_SIZE}
 	.if	(0x60227d00 >> (\first + \next)) & 1 == 0
 	push	0
 	.endif
@@ -35,7 +33,7 @@ granule_guest_start:
 	jmp	.Lfatal
 	.endr
 	.endr
-	.balign	{ENTRY_SIZE}
+	.balign	{EXCEPTION_ENTRY_SIZE}
 
 .Lfatal:
 	pop	rax
@@ -50,7 +48,7 @@ granule_guest_start:
 1:	out	dx, al
 	jmp	1b				// the guest cannot continue
 
-// --- Entry; also the return after each task.
+// --- Entry of each task.
 
 	.balign	64
 	.globl	granule_guest_entry
@@ -59,9 +57,9 @@ granule_guest_entry:
 	mov	rsi, gs:[{START}]
 	mov	rcx, gs:[{COUNT}]
 	mov	r8, gs:[{STRIDE}]
-	mov	r9, gs:[{INNER_FIRST}]
-	mov	r10, gs:[{INNER_COUNT}]
-	mov	r11, gs:[{INNER_STRIDE}]
+	mov	r9, gs:[{READ_OFFSET}]
+	mov	r10, gs:[{READ_COUNT}]
+	mov	r11, gs:[{READ_STRIDE}]
 	mov	rbx, gs:[{SEED}]
 	test	rcx, rcx
 	jz	.Ldone
@@ -71,8 +69,8 @@ granule_guest_entry:
 	je	.Lwrite
 	cmp	rax, {WRITE_THEN_READ}
 	je	.Lwrite_then_read
-	cmp	rax, {PLANT}
-	je	.Lplant
+	cmp	rax, {INSTALL_RETURN}
+	je	.Linstall_return
 	cmp	rax, {EXECUTE}
 	je	.Lexecute
 	cmp	rax, {VERIFY}
@@ -121,20 +119,20 @@ granule_guest_entry:
 	jnz	.Lwrite_then_read
 	jmp	.Ldone
 
-// Writes a "ret" PLANT_OFFSET bytes after the address, whose 8 bytes keep the value that Verify
-// expects.
+// Writes a "ret" RETURN_OFFSET bytes after the address. The 8 bytes at the address hold the value
+// that Verify expects.
 	.balign	16
-.Lplant:
-	mov	byte ptr [rsi + {PLANT_OFFSET}], 0xc3
+.Linstall_return:
+	mov	byte ptr [rsi + {RETURN_OFFSET}], 0xc3
 	add	rsi, r8
 	dec	rcx
-	jnz	.Lplant
+	jnz	.Linstall_return
 	jmp	.Ldone
 
 	.balign	16
 .Lexecute:
-	mov	cr2, rcx			// vCPU 0 planted: serialise (Intel SDM volume 3, 9.3)
-1:	lea	rdi, [rsi + {PLANT_OFFSET}]
+	mov	cr2, rcx			// vCPU 0 installed the code: serialise (Intel SDM volume 3, 9.3)
+1:	lea	rdi, [rsi + {RETURN_OFFSET}]
 	call	rdi
 	add	rsi, r8
 	dec	rcx
@@ -147,14 +145,14 @@ granule_guest_entry:
 	xor	rdx, rsi
 	mov	rdi, [rsi]
 	cmp	rdi, rdx
-	jne	.Ldiffers
+	jne	.Lmismatch
 	add	rsi, r8
 	dec	rcx
 	jnz	.Lverify
 	jmp	.Ldone
 
-// Writes the pages of `task::RandomWalk`, whose state is rbx. Each write stores the number of
-// writes so far, which the guest also publishes to the host.
+// Writes to the pages of `task::RandomWalk`, whose state is rbx. Each write stores its number,
+// which the guest also stores in the mailbox page.
 	.balign	16
 .Lwrite_at_random:
 	xor	ebp, ebp
@@ -177,10 +175,10 @@ granule_guest_entry:
 	mov	gs:[{WRITES}], rbp
 	jmp	1b
 
-.Ldiffers:
-	mov	gs:[{DIFFERS_AT}], rsi
-	mov	gs:[{DIFFERS_FOUND}], rdi
-	mov	dx, {DIFFERS_DOORBELL}
+.Lmismatch:
+	mov	gs:[{MISMATCH_ADDRESS}], rsi
+	mov	gs:[{MISMATCH_VALUE}], rdi
+	mov	dx, {MISMATCH_DOORBELL}
 	out	dx, al
 	jmp	granule_guest_entry
 

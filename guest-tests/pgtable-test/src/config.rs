@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Configuration of a run of the page-table test.
 //!
-//! A selected phase adds the phases that it depends on, which are run and reported like the others:
-//! `update` and `rebuild` need the mappings of `create`; `update` needs dirty logging; `rebuild`
-//! after `update` needs logging switched off again. Clean-up (switching logging off at the end,
-//! dropping the backing between iterations) always happens and is reported only where selected.
+//! A selected phase adds the phases that it depends on, which run and are reported like the others:
+//! `update` and `rebuild` need the mappings of `create`, `update` needs dirty logging, and
+//! `rebuild` after `update` needs dirty logging off. Clean-up (dirty logging off at the end,
+//! backing dropped between iterations) always runs, and is reported only if selected.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -15,16 +15,16 @@ use granule_types::phase::Phase;
 /// Mapping of the region under test by the guest's stage-1 tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum GuestMap {
-    /// Maps the largest blocks that fit: few tables, and nearly all stage-2 faults in the region.
+    /// Maps the largest blocks that fit, so few stage-2 faults are on stage-1 tables.
     #[default]
     Blocks,
-    /// Maps pages, as the kernel's test does: each stage-1 table is a page that takes a stage-2
-    /// fault when it is first walked, in `create`.
+    /// Maps pages, as the kernel's test does: the first walk through each stage-1 table, in
+    /// `create`, takes a stage-2 fault on it.
     Pages,
 }
 
-/// A migration workload: the vCPUs write continuously; the host collects the dirty bitmap in rounds
-/// and copies its pages.
+/// A migration workload: the vCPUs write continuously, and in each round the host collects the
+/// dirty bitmap and copies its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Migration {
     /// Number of rounds before the vCPUs are stopped, at least one.
@@ -37,7 +37,7 @@ pub struct Migration {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PhaseSelection(Vec<Phase>);
 
-/// Error returned when a text is not a selection of phases.
+/// Error returned when a text does not select phases.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "each message describes its variant")]
 pub enum ParsePhasesError {
@@ -47,10 +47,10 @@ pub enum ParsePhasesError {
     )]
     Unknown(String),
     #[error("no phase is named; omit the option to select all phases")]
-    None,
+    Empty,
 }
 
-/// Error returned for phases that write nothing under dirty logging.
+/// Error returned when the selected phases write nothing under dirty logging.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "--log-untouched needs a phase that writes under dirty logging, but the phases are {0}; \
@@ -65,28 +65,28 @@ impl PhaseSelection {
     }
 
     /// Returns the named phases and their dependencies.
-    pub fn of(named: &[Phase]) -> Self {
+    pub fn with_dependencies(named: &[Phase]) -> Self {
         let mut selected = named.to_vec();
-        let mut at = 0;
-        while let Some(&phase) = selected.get(at) {
+        let mut index = 0;
+        while let Some(&phase) = selected.get(index) {
             selected.extend_from_slice(match phase {
-                Phase::Create | Phase::Exec | Phase::Round | Phase::Stop | Phase::Whole => &[],
+                Phase::Create | Phase::Exec | Phase::Round | Phase::Stop | Phase::WholeRun => &[],
                 Phase::LoggingOn | Phase::Unmap => &[Phase::Create],
                 Phase::Update | Phase::LoggingOff => &[Phase::LoggingOn],
                 Phase::Rebuild if named.contains(&Phase::Update) => &[Phase::LoggingOff],
                 Phase::Rebuild => &[Phase::Create],
             });
-            at += 1;
+            index += 1;
         }
         Self(Phase::ALL.into_iter().filter(|phase| selected.contains(phase)).collect())
     }
 
-    /// Removes `create`, for a run whose dirty logging starts on untouched memory: the faults of
-    /// `update` and `rebuild` then create the mappings.
+    /// Removes `create`, so that dirty logging starts on untouched memory and the faults of
+    /// `update` and `rebuild` create the mappings.
     ///
     /// # Errors
     /// The selection does not contain `update`.
-    pub fn logging_untouched(mut self) -> Result<Self, NothingLoggedError> {
+    pub fn without_create(mut self) -> Result<Self, NothingLoggedError> {
         if !self.contains(Phase::Update) {
             return Err(NothingLoggedError(self));
         }
@@ -117,9 +117,9 @@ impl FromStr for PhaseSelection {
             })
             .collect::<Result<Vec<_>, _>>()?;
         if named.is_empty() {
-            return Err(ParsePhasesError::None);
+            return Err(ParsePhasesError::Empty);
         }
-        Ok(Self::of(&named))
+        Ok(Self::with_dependencies(&named))
     }
 }
 
@@ -151,19 +151,19 @@ mod tests {
 
     #[test]
     fn all_phases_contain_their_dependencies() {
-        assert_eq!(PhaseSelection::of(&Phase::ALL), PhaseSelection::all());
+        assert_eq!(PhaseSelection::with_dependencies(&Phase::ALL), PhaseSelection::all());
     }
 
     #[test]
     fn logging_untouched_memory_removes_create_and_requires_update() {
-        let rebuild = PhaseSelection::of(&[Phase::Update, Phase::Rebuild]);
-        let create = PhaseSelection::of(&[Phase::Create]);
+        let rebuild = PhaseSelection::with_dependencies(&[Phase::Update, Phase::Rebuild]);
+        let create = PhaseSelection::with_dependencies(&[Phase::Create]);
 
         assert_eq!(
-            rebuild.logging_untouched().unwrap().to_string(),
+            rebuild.without_create().unwrap().to_string(),
             "logging-on,update,logging-off,rebuild"
         );
-        assert_eq!(create.clone().logging_untouched(), Err(NothingLoggedError(create)));
+        assert_eq!(create.clone().without_create(), Err(NothingLoggedError(create)));
     }
 
     #[test]
@@ -172,6 +172,6 @@ mod tests {
             "create,destroy".parse::<PhaseSelection>(),
             Err(ParsePhasesError::Unknown("destroy".to_owned()))
         );
-        assert_eq!(",".parse::<PhaseSelection>(), Err(ParsePhasesError::None));
+        assert_eq!(",".parse::<PhaseSelection>(), Err(ParsePhasesError::Empty));
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A fake machine for tests of harness and vCPU threads: its vCPUs access words in a map, with at
-//! most one injected defect.
+//! A fake machine for tests of the harness and the vCPU threads: its vCPUs access words in a map,
+//! with at most one injected defect.
 
 use std::{
     collections::BTreeMap,
@@ -14,46 +14,44 @@ use std::{
 };
 
 use crate::{
-    machine::{Kick, Machine, MachineError, MigrationOps, Region, Vcpu, VcpuFailure},
+    machine::{Kick, Machine, MachineError, MigrationOps, Region, TestVcpu, VcpuFailure},
     task::{RandomWalk, Task, TaskAccess},
 };
 use granule_types::{
-    record::{EventCounts, Host, ResidentPages},
+    record::{EventCounts, HostInfo, ResidentPages},
     units::{Bytes, GuestAddress, HostVirtAddr, Nanoseconds},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Defect {
     None,
-    /// This vCPU runs until it is kicked.
+    /// Number of a vCPU that runs until it is kicked.
     Hangs(usize),
-    /// This vCPU fails at once; the others hang.
+    /// Number of a vCPU that fails immediately; the others hang.
     Fails(usize),
     Panics(usize),
     CannotBind(usize),
     LosesWrite(u64),
-    /// The dirty bitmap misses this host page.
-    LosesDirty(usize),
-    /// Collecting the dirty bitmap fails while the vCPUs run.
-    RefusesLog,
-    /// The host backs this many bytes with small pages instead.
-    FallsBack(u64),
+    /// Host page that the dirty bitmap never contains.
+    LosesDirtyBit(usize),
+    /// Failure to collect the dirty bitmap while the vCPUs run.
+    FailsCollection,
+    /// Number of bytes that the host backs with small pages instead of backing pages.
+    UsesSmallPages(u64),
 }
 
-/// Memory of the machine, with a trace of its use.
+/// Memory of the machine, with a log of tasks and host calls.
 #[derive(Debug, Default)]
 pub(crate) struct FakeMemory {
-    /// Written words by address; all others read as zero.
+    /// Written words by address; other words read as zero.
     words: BTreeMap<u64, u64>,
-    dirty: Option<Vec<u64>>,
-    events: u64,
-    stopping: bool,
-    /// Number of random writes of each vCPU.
-    writes: Vec<u64>,
-    /// Every executed task, with its vCPU.
-    pub(crate) log: Vec<(usize, Task)>,
-    /// Calls of the harness to the host.
-    pub(crate) calls: Vec<&'static str>,
+    dirty_bitmap: Option<Vec<u64>>,
+    write_count: u64,
+    is_stop_requested: bool,
+    write_counts: Vec<u64>,
+    /// Executed tasks, each with its vCPU.
+    pub(crate) tasks: Vec<(usize, Task)>,
+    pub(crate) host_calls: Vec<&'static str>,
 }
 
 impl FakeMemory {
@@ -61,7 +59,7 @@ impl FakeMemory {
         self.words.get(&address).copied().unwrap_or(0)
     }
 
-    /// Changes a word without a trace in the dirty bitmap.
+    /// Changes a word without setting its page's bit in the dirty bitmap.
     pub(crate) fn write_untracked(&mut self, address: u64, value: u64) {
         self.words.insert(address, value);
     }
@@ -81,14 +79,14 @@ impl FakeState {
 
     fn write(&self, address: u64, value: u64) {
         let mut memory = self.memory();
-        memory.events += 1;
+        memory.write_count += 1;
         if self.defect != Defect::LosesWrite(address) {
             memory.write_untracked(address, value);
         }
-        let page = (address - self.region.start.0) / self.region.host_page.0;
+        let page = (address - self.region.start.0) / self.region.host_page_size.0;
         let page = usize::try_from(page).unwrap();
-        if let Some(log) = memory.dirty.as_mut()
-            && self.defect != Defect::LosesDirty(page)
+        if let Some(log) = memory.dirty_bitmap.as_mut()
+            && self.defect != Defect::LosesDirtyBit(page)
         {
             log[page / 64] |= 1 << (page % 64);
         }
@@ -97,35 +95,36 @@ impl FakeState {
 
 #[derive(Debug)]
 pub(crate) struct FakeMachine {
-    host: Host,
+    host: HostInfo,
     pub(crate) state: Arc<FakeState>,
     vcpus: usize,
 }
 
 impl FakeMachine {
     /// Creates a machine with a region of four backing pages.
-    pub(crate) fn new(vcpus: usize, backing_page: Bytes, defect: Defect) -> Self {
+    pub(crate) fn new(vcpus: usize, backing_page_size: Bytes, defect: Defect) -> Self {
         let region = Region {
             start: GuestAddress(0x10_0000),
-            size: Bytes(4 * backing_page.0),
-            host_page: Bytes::kib(4),
-            backing_page,
+            size: Bytes(4 * backing_page_size.0),
+            host_page_size: Bytes::kib(4),
+            backing_page_size,
             host_address: HostVirtAddr(0),
         };
-        let memory = Mutex::new(FakeMemory { writes: vec![0; vcpus], ..FakeMemory::default() });
+        let memory =
+            Mutex::new(FakeMemory { write_counts: vec![0; vcpus], ..FakeMemory::default() });
         let state = Arc::new(FakeState { region, defect, memory });
-        Self { host: Host::default(), state, vcpus }
+        Self { host: HostInfo::default(), state, vcpus }
     }
 }
 
-/// Number of random writes of a vCPU after the request to stop: enough to reach every page of the
-/// region, however the threads are scheduled.
-const LAST_WRITES: u32 = 5000;
+/// Number of random writes of a vCPU after the request to stop, large enough that every vCPU writes
+/// to every page of the region under any schedule.
+const WRITES_AFTER_STOP: u32 = 5000;
 
 struct FakeVcpu {
     index: usize,
     state: Arc<FakeState>,
-    kicked: Arc<AtomicBool>,
+    is_kicked: Arc<AtomicBool>,
 }
 
 impl FakeVcpu {
@@ -136,54 +135,54 @@ impl FakeVcpu {
         }
     }
 
-    /// Writes until the request to stop, and [`LAST_WRITES`] times more.
+    /// Writes until the request to stop, then [`WRITES_AFTER_STOP`] more times.
     fn write_at_random(&self, task: &Task) -> Result<(), VcpuFailure> {
-        let mut left = LAST_WRITES;
+        let mut remaining = WRITES_AFTER_STOP;
         for (write, page) in (1..).zip(RandomWalk::new(task.seed, task.count)) {
-            if self.kicked.load(Ordering::Relaxed) {
+            if self.is_kicked.load(Ordering::Relaxed) {
                 return Err(self.failure("KICKED"));
             }
             self.state.write(task.start.0 + page * task.stride.0, write);
             let mut memory = self.state.memory();
-            memory.writes[self.index] = write;
-            if memory.stopping {
-                left -= 1;
+            memory.write_counts[self.index] = write;
+            if memory.is_stop_requested {
+                remaining -= 1;
             }
-            if left == 0 {
+            if remaining == 0 {
                 break;
             }
         }
         Ok(())
     }
 
-    fn hang(&self) -> Result<(), VcpuFailure> {
-        while !self.kicked.load(Ordering::SeqCst) {
+    fn run_until_kicked(&self) -> Result<(), VcpuFailure> {
+        while !self.is_kicked.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
         Err(self.failure("KICKED"))
     }
 }
 
-impl Vcpu for FakeVcpu {
+impl TestVcpu for FakeVcpu {
     fn bind(&mut self) -> Result<Box<dyn Kick>, MachineError> {
         if self.state.defect == Defect::CannotBind(self.index) {
             return Err(MachineError::new("pinning", "no such CPU"));
         }
-        Ok(Box::new(self.kicked.clone()))
+        Ok(Box::new(self.is_kicked.clone()))
     }
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
         match self.state.defect {
-            Defect::Hangs(vcpu) if vcpu == self.index => return self.hang(),
+            Defect::Hangs(vcpu) if vcpu == self.index => return self.run_until_kicked(),
             Defect::Fails(vcpu) if vcpu == self.index => return Err(self.failure("FAILED")),
-            Defect::Fails(_) => return self.hang(),
+            Defect::Fails(_) => return self.run_until_kicked(),
             Defect::Panics(vcpu) if vcpu == self.index => {
-                // Without the panic hook, whose backtrace may take longer than the test's deadline.
+                // Skips the panic hook, whose backtrace may exceed the test's deadline.
                 std::panic::resume_unwind(Box::new("injected defect"))
             }
             _ => {}
         }
-        self.state.memory().log.push((self.index, *task));
+        self.state.memory().tasks.push((self.index, *task));
         if task.access == TaskAccess::WriteAtRandom {
             return self.write_at_random(task);
         }
@@ -202,7 +201,7 @@ impl Vcpu for FakeVcpu {
 }
 
 impl Machine for FakeMachine {
-    fn host(&self) -> &Host {
+    fn host(&self) -> &HostInfo {
         &self.host
     }
 
@@ -214,48 +213,48 @@ impl Machine for FakeMachine {
         self.state.region
     }
 
-    fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>> {
+    fn take_vcpus(&mut self) -> Vec<Box<dyn TestVcpu>> {
         (0..mem::take(&mut self.vcpus))
             .map(|index| {
-                Box::new(FakeVcpu { index, state: self.state.clone(), kicked: Arc::default() })
-                    as Box<dyn Vcpu>
+                Box::new(FakeVcpu { index, state: self.state.clone(), is_kicked: Arc::default() })
+                    as Box<dyn TestVcpu>
             })
             .collect()
     }
 
-    fn obtained(&self) -> Result<ResidentPages, MachineError> {
+    fn resident_pages(&self) -> Result<ResidentPages, MachineError> {
         let region = self.state.region;
-        let mut resident = BTreeMap::from([(region.backing_page.0, region.size.0)]);
-        if let Defect::FallsBack(small) = self.state.defect {
-            resident.insert(region.backing_page.0, region.size.0 - small);
-            resident.insert(region.host_page.0, small);
+        let mut resident = BTreeMap::from([(region.backing_page_size.0, region.size.0)]);
+        if let Defect::UsesSmallPages(small) = self.state.defect {
+            resident.insert(region.backing_page_size.0, region.size.0 - small);
+            resident.insert(region.host_page_size.0, small);
         }
-        Ok(ResidentPages { resident })
+        Ok(ResidentPages { resident_bytes: resident })
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {
         let region = self.state.region;
-        let pages = usize::try_from(region.size.0 / region.host_page.0).unwrap();
+        let pages = usize::try_from(region.size.0 / region.host_page_size.0).unwrap();
         let mut memory = self.state.memory();
-        memory.dirty = on.then(|| vec![0; pages.div_ceil(64)]);
-        memory.calls.push(if on { "log on" } else { "log off" });
+        memory.dirty_bitmap = on.then(|| vec![0; pages.div_ceil(64)]);
+        memory.host_calls.push(if on { "log on" } else { "log off" });
         Ok(Nanoseconds(11))
     }
 
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let log = self.state.memory().dirty.clone();
+        let log = self.state.memory().dirty_bitmap.clone();
         log.ok_or_else(|| MachineError::new("reading the dirty bitmap", "logging is off"))
     }
 
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError> {
         let mut memory = self.state.memory();
         memory.words.clear();
-        memory.calls.push("drop");
+        memory.host_calls.push("drop");
         Ok(Nanoseconds(13))
     }
 
     fn restore_backing(&mut self) -> Result<(), MachineError> {
-        self.state.memory().calls.push("restore");
+        self.state.memory().host_calls.push("restore");
         Ok(())
     }
 
@@ -264,7 +263,7 @@ impl Machine for FakeMachine {
     }
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
-        Ok([("writes".to_owned(), self.state.memory().events)].into())
+        Ok([("writes".to_owned(), self.state.memory().write_count)].into())
     }
 
     fn migration_ops(&mut self) -> Option<&mut dyn MigrationOps> {
@@ -273,33 +272,33 @@ impl Machine for FakeMachine {
 }
 
 impl MigrationOps for FakeMachine {
-    fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError> {
+    fn set_stop_request(&mut self, stop: bool) -> Result<(), MachineError> {
         let mut memory = self.state.memory();
         if !stop {
-            memory.writes.fill(0);
+            memory.write_counts.fill(0);
         }
-        memory.stopping = stop;
+        memory.is_stop_requested = stop;
         Ok(())
     }
 
-    fn writes(&self) -> Result<Vec<u64>, MachineError> {
-        Ok(self.state.memory().writes.clone())
+    fn write_counts(&self) -> Result<Vec<u64>, MachineError> {
+        Ok(self.state.memory().write_counts.clone())
     }
 
     fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        if self.state.defect == Defect::RefusesLog {
+        if self.state.defect == Defect::FailsCollection {
             return Err(MachineError::new("reading the dirty bitmap", "injected defect"));
         }
         let mut memory = self.state.memory();
-        let log = memory.dirty.as_mut().expect("logging is on");
+        let log = memory.dirty_bitmap.as_mut().expect("logging is on");
         let empty = vec![0; log.len()];
         Ok(mem::replace(log, empty))
     }
 
-    fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError> {
+    fn read(&self, address: GuestAddress, buffer: &mut [u8]) -> Result<(), MachineError> {
         let memory = self.state.memory();
-        for (at, word) in (address.0..).step_by(8).zip(into.chunks_exact_mut(8)) {
-            word.copy_from_slice(&memory.word(at).to_le_bytes());
+        for (address, word) in (address.0..).step_by(8).zip(buffer.chunks_exact_mut(8)) {
+            word.copy_from_slice(&memory.word(address).to_le_bytes());
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The page-table test: guest programs, phases, and the machines that run them.
 //!
-//! Data flows one way. The [`harness`] takes a [`config`] and a [`machine::Machine`] and drives the
-//! `guest` program through the phases of [`granule_types::phase`], with one thread for each vCPU
-//! ([`vcpu_threads`]). It checks dirty log and contents, and passes a
-//! [`granule_types::record::Record`] of each phase to its caller. The harness knows a machine by
-//! its trait only: [`pgtable_vm`] implements it on KVM, [`software_machine`] on the stage-2 engine.
+//! The [`harness`] takes a [`config`] and a [`machine::Machine`] and drives the `guest` program
+//! through the phases of [`granule_types::phase`], with one thread for each vCPU
+//! ([`vcpu_threads`]). It checks dirty bitmap and contents, and passes a
+//! [`granule_types::record::Record`] of each phase to its caller. Two modules implement machines:
+//! [`pgtable_vm`] on KVM, and [`software_machine`] on the stage-2 engine.
 
 pub mod config;
 #[cfg(test)]
@@ -22,27 +22,27 @@ pub mod vcpu_threads;
 mod clock {
     //! Clock of all times in a result: `CLOCK_MONOTONIC_RAW`, as in the kernel's test.
     //!
-    //! Adjustments of the time of day do not change its rate. Emulated, it reads virtual time.
+    //! Time adjustments do not change its rate. Under emulation it reads virtual time.
 
     use rustix::time::{ClockId, clock_gettime};
 
     use granule_types::units::Nanoseconds;
 
-    /// Returns the current time, from an arbitrary origin.
+    /// Returns the current time since an arbitrary origin.
     pub fn now() -> Nanoseconds {
         let time = clock_gettime(ClockId::MonotonicRaw);
         Nanoseconds(time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs())
     }
 
     /// Returns the time from `start` to `end`.
-    pub const fn between(start: Nanoseconds, end: Nanoseconds) -> Nanoseconds {
+    pub const fn elapsed(start: Nanoseconds, end: Nanoseconds) -> Nanoseconds {
         Nanoseconds(end.0.saturating_sub(start.0))
     }
 
-    /// Measures a fallible call.
-    pub fn timed<E>(call: impl FnOnce() -> Result<(), E>) -> Result<Nanoseconds, E> {
+    /// Returns the duration of a fallible call.
+    pub fn time_call<E>(call: impl FnOnce() -> Result<(), E>) -> Result<Nanoseconds, E> {
         let start = now();
         call()?;
-        Ok(between(start, now()))
+        Ok(elapsed(start, now()))
     }
 }

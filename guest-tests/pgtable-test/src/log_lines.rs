@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The printed lines. Lines for phases of the kernel's `kvm_page_table_test` equal the kernel's
-//! (Linux 6.1), so that scripts for that test can read them; `rebuild` is the kernel's adjust. All
-//! other lines begin with `granule:`, which no such script matches.
+//! Printed lines of a run. Lines for phases of `kvm_page_table_test` equal the lines of that test
+//! in Linux 6.1, so that scripts can parse them; it calls `rebuild` adjust. All other lines begin
+//! with `granule:`.
 
 use std::io::{self, Write};
 
@@ -11,62 +11,63 @@ use granule_types::record::{Record, RunConfig};
 /// Printer of the lines of a run.
 #[derive(Debug)]
 pub struct LogLines<W> {
-    to: W,
+    output: W,
     config: RunConfig,
     iterations: u32,
 }
 
 impl<W: Write> LogLines<W> {
-    /// Returns a printer of a run with this configuration.
-    pub const fn new(to: W, config: RunConfig, iterations: u32) -> Self {
-        Self { to, config, iterations }
+    /// Returns a printer for a run with this configuration.
+    pub const fn new(output: W, config: RunConfig, iterations: u32) -> Self {
+        Self { output, config, iterations }
     }
 
     /// Prints the lines of one event of the run and flushes them.
     ///
     /// # Errors
     /// Writing fails.
-    pub fn print(&mut self, progress: &RunEvent<'_>) -> io::Result<()> {
-        match progress {
-            RunEvent::Ready(region) => self.head(region)?,
-            RunEvent::Started => writeln!(self.to, "Started all vCPUs successfully")?,
-            RunEvent::Iteration(index) if self.iterations > 1 => {
-                writeln!(self.to, "granule: iteration {} of {}", index + 1, self.iterations)?;
+    pub fn print(&mut self, event: &RunEvent<'_>) -> io::Result<()> {
+        match event {
+            RunEvent::MachineReady(region) => self.print_header(region)?,
+            RunEvent::VcpusStarted => writeln!(self.output, "Started all vCPUs successfully")?,
+            RunEvent::IterationStarted(index) if self.iterations > 1 => {
+                writeln!(self.output, "granule: iteration {} of {}", index + 1, self.iterations)?;
             }
-            RunEvent::Iteration(_) => {}
-            RunEvent::Phase(record) => self.phase(record)?,
+            RunEvent::IterationStarted(_) => {}
+            RunEvent::PhaseComplete(record) => self.print_phase(record)?,
         }
-        self.to.flush()
+        self.output.flush()
     }
 
-    fn head(&mut self, region: &Region) -> io::Result<()> {
-        let Self { to, config, .. } = self;
-        writeln!(to, "Testing guest mode: {}", config.mode)?;
-        writeln!(to, "Testing memory backing src type: {}", config.backing)?;
-        writeln!(to, "Testing memory backing src granularity: {:#x}", region.backing_page.0)?;
-        writeln!(to, "Testing memory size(aligned): {:#x}", region.size.0)?;
-        writeln!(to, "Guest physical test memory offset: {:#x}", region.start.0)?;
-        writeln!(to, "Host  virtual  test memory offset: {:#x}", region.host_address.0)?;
-        writeln!(to, "Number of testing vCPUs: {}", config.vcpus)
+    fn print_header(&mut self, region: &Region) -> io::Result<()> {
+        let Self { output, config, .. } = self;
+        writeln!(output, "Testing guest mode: {}", config.mode)?;
+        writeln!(output, "Testing memory backing src type: {}", config.backing)?;
+        let page_size = region.backing_page_size.0;
+        writeln!(output, "Testing memory backing src granularity: {page_size:#x}")?;
+        writeln!(output, "Testing memory size(aligned): {:#x}", region.size.0)?;
+        writeln!(output, "Guest physical test memory offset: {:#x}", region.start.0)?;
+        writeln!(output, "Host  virtual  test memory offset: {:#x}", region.host_address.0)?;
+        writeln!(output, "Number of testing vCPUs: {}", config.vcpus)
     }
 
-    fn phase(&mut self, record: &Record) -> io::Result<()> {
+    fn print_phase(&mut self, record: &Record) -> io::Result<()> {
         if let Some(round) = record.round {
             let count = |name| record.events.get(name).copied().unwrap_or(0);
             return writeln!(
-                self.to,
+                self.output,
                 "granule: round {round}: {} writes, {} pages logged, collected in {}\n",
                 count("guest_writes"),
                 count("pages_logged"),
                 record.ns
             );
         }
-        match record.phase.kernel_word() {
+        match record.phase.kernel_test_name() {
             // The kernel's test prints the empty line, too.
             Some(word) => {
-                writeln!(self.to, "KVM_{word}_MAPPINGS: total execution time: {}\n", record.ns)
+                writeln!(self.output, "KVM_{word}_MAPPINGS: total execution time: {}\n", record.ns)
             }
-            None => writeln!(self.to, "granule: {} took {}\n", record.phase, record.ns),
+            None => writeln!(self.output, "granule: {} took {}\n", record.phase, record.ns),
         }
     }
 }
@@ -97,32 +98,32 @@ mod tests {
         }
     }
 
-    fn printed(iterations: u32, events: &[RunEvent<'_>]) -> String {
+    fn print_events(iterations: u32, events: &[RunEvent<'_>]) -> String {
         let mut lines = LogLines::new(Vec::new(), config(), iterations);
         for event in events {
             lines.print(event).unwrap();
         }
-        String::from_utf8(lines.to).unwrap()
+        String::from_utf8(lines.output).unwrap()
     }
 
     #[test]
-    fn lines_equal_those_of_the_kernels_test() {
+    fn lines_equal_the_output_of_the_kernels_test() {
         let region = Region {
             start: GuestAddress(0xffff_fbff_f000),
             size: Bytes::mib(64),
-            host_page: Bytes::kib(4),
-            backing_page: Bytes::mib(2),
+            host_page_size: Bytes::kib(4),
+            backing_page_size: Bytes::mib(2),
             host_address: HostVirtAddr(0xffff_7920_0000),
         };
 
-        let text = printed(
+        let text = print_events(
             1,
             &[
-                RunEvent::Ready(&region),
-                RunEvent::Started,
-                RunEvent::Iteration(0),
-                RunEvent::Phase(&record(Phase::Create)),
-                RunEvent::Phase(&record(Phase::Rebuild)),
+                RunEvent::MachineReady(&region),
+                RunEvent::VcpusStarted,
+                RunEvent::IterationStarted(0),
+                RunEvent::PhaseComplete(&record(Phase::Create)),
+                RunEvent::PhaseComplete(&record(Phase::Rebuild)),
             ],
         );
 
@@ -142,8 +143,10 @@ mod tests {
     }
 
     #[test]
-    fn other_lines_do_not_look_like_the_kernels() {
-        let text = printed(2, &[RunEvent::Iteration(1), RunEvent::Phase(&record(Phase::Unmap))]);
+    fn lines_that_the_kernels_test_does_not_print_begin_with_granule() {
+        let record = record(Phase::Unmap);
+        let text =
+            print_events(2, &[RunEvent::IterationStarted(1), RunEvent::PhaseComplete(&record)]);
 
         assert_eq!(text, "granule: iteration 2 of 2\ngranule: unmap took 0.042188640s\n\n");
     }

@@ -1,36 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One vCPU's work in one phase, independent of the machine that executes it.
+//! Tasks: the work of one vCPU in one phase, independent of the machine that executes it.
 
 use granule_types::units::{Bytes, GuestAddress};
 
-/// The operation that a vCPU performs at each address it visits.
+/// The operation that a vCPU performs at each address of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskAccess {
-    /// Returns at once: shows that the vCPU runs.
+    /// Performs no access; shows that the vCPU enters and exits the guest.
     Nothing,
     /// Reads 8 bytes.
     Read,
     /// Writes [`Task::value_at`] as 8 bytes.
     Write,
-    /// Writes as [`TaskAccess::Write`], then reads at [`Task::inner_count`] addresses after it.
+    /// Writes as [`TaskAccess::Write`], then reads at [`Task::read_count`] higher addresses.
     WriteThenRead,
-    /// Writes a "return" instruction 8 bytes after the address, which keeps its own 8 bytes, and
-    /// makes it visible to instruction fetch. Not timed.
-    Plant,
-    /// Calls the planted instruction.
+    /// Writes a "return" instruction 8 bytes after the address, and makes it visible to instruction
+    /// fetch. Not timed.
+    InstallReturn,
+    /// Calls the installed instruction.
     Execute,
-    /// Reads and compares with [`Task::value_at`]; the first difference fails the task.
+    /// Reads 8 bytes and compares them with [`Task::value_at`]; a mismatch fails the task.
     Verify,
     /// Writes at the addresses that a [`RandomWalk`] of [`Task::seed`] and [`Task::count`] selects.
-    /// Each write stores the number of writes so far, from 1. Ends when
-    /// [`MigrationOps::set_stopping`] requests it; requires a machine with [`MigrationOps`].
+    /// Each write stores its number, from 1. [`MigrationOps::set_stop_request`] ends the task.
     ///
-    /// [`MigrationOps`]: crate::machine::MigrationOps
-    /// [`MigrationOps::set_stopping`]: crate::machine::MigrationOps::set_stopping
+    /// [`MigrationOps::set_stop_request`]: crate::machine::MigrationOps::set_stop_request
     WriteAtRandom,
 }
 
-/// One vCPU's work in one phase: accesses at `count` addresses, `stride` apart, first `start`.
+/// Work of one vCPU in one phase: accesses at `count` addresses from `start`, `stride` apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Task {
     /// The operation at each address.
@@ -42,50 +40,48 @@ pub struct Task {
     /// The distance between addresses.
     pub stride: Bytes,
     /// [`TaskAccess::WriteThenRead`]: distance from the write to the first read.
-    pub inner_first: Bytes,
+    pub read_offset: Bytes,
     /// [`TaskAccess::WriteThenRead`]: number of reads after each write.
-    pub inner_count: u64,
+    pub read_count: u64,
     /// [`TaskAccess::WriteThenRead`]: distance between those reads.
-    pub inner_stride: Bytes,
-    /// Seed of the written values, or of the random walk.
+    pub read_stride: Bytes,
+    /// Seed of the written values or of the random walk.
     pub seed: u64,
 }
 
 impl Task {
-    /// Returns a task that visits `count` addresses, `stride` apart, with seed 0 and no reads
-    /// after a write.
+    /// Returns a task with seed 0 and no reads after a write.
     pub const fn new(access: TaskAccess, start: GuestAddress, count: u64, stride: Bytes) -> Self {
         Self {
             access,
             start,
             count,
             stride,
-            inner_first: Bytes(0),
-            inner_count: 0,
-            inner_stride: Bytes(0),
+            read_offset: Bytes(0),
+            read_count: 0,
+            read_stride: Bytes(0),
             seed: 0,
         }
     }
 
-    /// Returns the addresses, without those of [`Task::inner_count`].
+    /// Returns the addresses, without those of the reads after a write.
     pub fn addresses(self) -> impl Iterator<Item = GuestAddress> {
         (0..self.count).map(move |n| GuestAddress(self.start.0 + n * self.stride.0))
     }
 
-    /// Returns the value that a task with `seed` writes to, and expects at, an address:
-    /// `seed ^ address`.
+    /// Returns the value that a task with `seed` writes or expects at an address.
     pub const fn value_at(seed: u64, address: GuestAddress) -> u64 {
         seed ^ address.0
     }
 }
 
-/// Endless pseudo-random sequence of the page numbers, below `count`, that
+/// Infinite pseudo-random sequence of page numbers below `count`, to which
 /// [`TaskAccess::WriteAtRandom`] writes.
 ///
-/// Guest and host compute the same sequence, so the host knows afterwards which pages a vCPU wrote
-/// and in which order. A 64-bit xorshift generator (Marsaglia 2003, shifts 13, 7, 17) yields one
-/// number for each write; the page is the upper half of that number times the number of pages. The
-/// guest programs contain the same instructions, so this generator must not be replaced alone.
+/// A 64-bit xorshift generator (Marsaglia 2003, shifts 13, 7, 17) yields one number for each write;
+/// the page is the upper half of the product of that number and `count`. The guest programs
+/// implement the same generator, so the host can compute which pages a vCPU wrote, and in which
+/// order.
 #[derive(Debug, Clone)]
 pub struct RandomWalk {
     state: u64,
@@ -93,14 +89,14 @@ pub struct RandomWalk {
 }
 
 impl RandomWalk {
-    /// Returns the sequence of a seed over `count` pages.
+    /// Returns the sequence of page numbers below `count` for a seed.
     pub const fn new(seed: u64, count: u64) -> Self {
-        Self { state: first_state(seed), count }
+        Self { state: initial_state(seed), count }
     }
 }
 
-/// Returns the generator's first state: any number but 0, which would repeat forever.
-pub const fn first_state(seed: u64) -> u64 {
+/// Returns the generator's initial state, which must not be 0: xorshift maps 0 to 0.
+pub const fn initial_state(seed: u64) -> u64 {
     if seed == 0 { 1 } else { seed }
 }
 

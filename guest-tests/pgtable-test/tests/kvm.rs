@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The machine on a real `/dev/kvm`: guest programs, their failures, dirty logging, migration,
-//! dropped memory, configuration.
-//! Without `/dev/kvm` these tests are ignored; `scripts/test` runs them where it exists:
+//! Tests of `KvmMachine` on `/dev/kvm`, which `scripts/test` runs if `/dev/kvm` exists:
 //! `cargo test --package granule-pgtable-test --test kvm -- --ignored`.
 
 use std::{error::Error as _, sync::mpsc, thread, time::Duration};
@@ -9,7 +7,7 @@ use std::{error::Error as _, sync::mpsc, thread, time::Duration};
 use granule_pgtable_test::{
     config::Migration,
     harness::{self, RunEvent, RunPlan},
-    machine::{Machine, Vcpu},
+    machine::{Machine, TestVcpu},
     pgtable_vm::{KvmConfig, KvmMachine},
     task::{Task, TaskAccess},
 };
@@ -25,39 +23,39 @@ use granule_vmm::kvm::memslot::DirtyMode;
 const SEED: u64 = 0x5eed_0000_0000_5eed;
 const SIZE: Bytes = Bytes::mib(4);
 
-fn made(config: KvmConfig) -> KvmMachine {
-    KvmMachine::new(config).expect("a machine; this test needs /dev/kvm")
+fn new_machine(config: KvmConfig) -> KvmMachine {
+    KvmMachine::new(config).expect("this test needs /dev/kvm")
 }
 
-fn small(vcpus: u32) -> KvmConfig {
-    KvmConfig { events: false, ..KvmConfig::new(Backing::Anonymous, SIZE, vcpus) }
+fn small_config(vcpus: u32) -> KvmConfig {
+    KvmConfig { counts_events: false, ..KvmConfig::new(Backing::Anonymous, SIZE, vcpus) }
 }
 
 /// Returns a task that accesses every host page of the region.
 fn task(machine: &KvmMachine, access: TaskAccess) -> Task {
     let region = machine.region();
-    let pages = region.size.0 / region.host_page.0;
-    Task { seed: SEED, ..Task::new(access, region.start, pages, region.host_page) }
+    let pages = region.size.0 / region.host_page_size.0;
+    Task { seed: SEED, ..Task::new(access, region.start, pages, region.host_page_size) }
 }
 
 /// Creates a machine and binds its first vCPU to this thread.
-fn machine_and_vcpu(config: KvmConfig) -> (KvmMachine, Box<dyn Vcpu>) {
-    let mut machine = made(config);
+fn machine_and_vcpu(config: KvmConfig) -> (KvmMachine, Box<dyn TestVcpu>) {
+    let mut machine = new_machine(config);
     let mut vcpu = machine.take_vcpus().remove(0);
-    vcpu.bind().expect("a thread to run on");
+    vcpu.bind().expect("binding a vCPU to this thread");
     (machine, vcpu)
 }
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn guest_and_host_verify_written_values_after_planting() {
-    let (machine, mut vcpu) = machine_and_vcpu(small(1));
+fn guest_and_host_verify_values_after_returns_are_installed() {
+    let (machine, mut vcpu) = machine_and_vcpu(small_config(1));
 
     for access in [
         TaskAccess::Nothing,
         TaskAccess::Read,
         TaskAccess::Write,
-        TaskAccess::Plant,
+        TaskAccess::InstallReturn,
         TaskAccess::Execute,
         TaskAccess::Verify,
     ] {
@@ -65,8 +63,8 @@ fn guest_and_host_verify_written_values_after_planting() {
     }
 
     let region = machine.region();
-    for page in 0..region.size.0 / region.host_page.0 {
-        let address = GuestAddress(region.start.0 + page * region.host_page.0);
+    for page in 0..region.size.0 / region.host_page_size.0 {
+        let address = GuestAddress(region.start.0 + page * region.host_page_size.0);
         let value = machine.read_u64(address).unwrap();
         assert_eq!(value, Task::value_at(SEED, address));
     }
@@ -75,28 +73,28 @@ fn guest_and_host_verify_written_values_after_planting() {
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn reads_after_a_write_touch_only_their_pages() {
-    let (machine, mut vcpu) = machine_and_vcpu(small(1));
-    let page = machine.region().host_page;
+    let (machine, mut vcpu) = machine_and_vcpu(small_config(1));
+    let page = machine.region().host_page_size;
     let half = SIZE.0 / page.0 / 2;
 
     vcpu.run(&Task {
         count: 1,
-        inner_first: Bytes(SIZE.0 / 2),
-        inner_count: half,
-        inner_stride: page,
+        read_offset: Bytes(SIZE.0 / 2),
+        read_count: half,
+        read_stride: page,
         ..task(&machine, TaskAccess::WriteThenRead)
     })
     .unwrap();
 
-    // One page is written; the zero page behind the others is not counted.
-    let resident: u64 = machine.obtained().unwrap().resident.values().sum();
+    // Only the written page is resident: reads map the zero page, which is not counted.
+    let resident: u64 = machine.resident_pages().unwrap().resident_bytes.values().sum();
     assert_eq!(resident, page.0);
 }
 
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn a_difference_is_reported_with_its_address_and_the_vcpu_continues() {
-    let (machine, mut vcpu) = machine_and_vcpu(small(1));
+    let (machine, mut vcpu) = machine_and_vcpu(small_config(1));
     let write = task(&machine, TaskAccess::Write);
     let wrong = GuestAddress(write.start.0 + 3 * write.stride.0);
     vcpu.run(&write).unwrap();
@@ -113,30 +111,30 @@ fn a_difference_is_reported_with_its_address_and_the_vcpu_continues() {
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn a_failed_access_is_reported_with_its_address() {
-    // Within the virtual address width, so that virtual and physical addresses are equal.
+    // The start is within the virtual address width, so virtual and physical addresses are equal.
     let start = GuestAddress(0x4000_0000);
-    let config = || KvmConfig { phys_offset: Some(start), ..small(1) };
+    let config = || KvmConfig { phys_offset: Some(start), ..small_config(1) };
     let run = |access, at| {
         let (machine, mut vcpu) = machine_and_vcpu(config());
         vcpu.run(&Task { start: at, count: 1, ..task(&machine, access) }).unwrap_err()
     };
 
     let unmapped = run(TaskAccess::Read, GuestAddress(0x5000_0000));
-    let unplanted = run(TaskAccess::Execute, start);
+    let without_return = run(TaskAccess::Execute, start);
     let without_memory = run(TaskAccess::Write, GuestAddress(0x8100));
 
     assert_eq!(unmapped.address, Some(GuestAddress(0x5000_0000)));
     assert!(unmapped.pc.is_some() && unmapped.syndrome.is_some());
     assert!(unmapped.detail.contains("by a read"), "{unmapped}");
-    assert_eq!(unplanted.pc, Some(start.0 + 8));
-    assert!(unplanted.syndrome.is_some(), "{unplanted}");
+    assert_eq!(without_return.pc, Some(start.0 + 8));
+    assert!(without_return.syndrome.is_some(), "{without_return}");
     assert!(without_memory.to_string().contains("0x8100"), "{without_memory}");
 }
 
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn a_kicked_vcpu_never_enters_the_guest_again() {
-    let mut machine = made(small(1));
+    let mut machine = new_machine(small_config(1));
     let endless = Task { count: u64::MAX, stride: Bytes(0), ..task(&machine, TaskAccess::Read) };
     let nothing = task(&machine, TaskAccess::Nothing);
     let mut vcpu = machine.take_vcpus().remove(0);
@@ -156,14 +154,14 @@ fn a_kicked_vcpu_never_enters_the_guest_again() {
     assert_eq!(failure.exit, "KVM_EXIT_INTR");
     assert!(failure.pc.is_some());
     assert_eq!(again.exit, "KVM_EXIT_INTR");
-    // The vCPU is dropped, so another kick has no effect.
+    // The vCPU has been dropped; kicking it again has no effect.
     kick.kick();
 }
 
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn a_kick_before_the_guest_entry_is_not_lost() {
-    let mut machine = made(small(1));
+    let mut machine = new_machine(small_config(1));
     let nothing = task(&machine, TaskAccess::Nothing);
     let mut vcpu = machine.take_vcpus().remove(0);
 
@@ -172,13 +170,13 @@ fn a_kick_before_the_guest_entry_is_not_lost() {
     assert_eq!(vcpu.run(&nothing).unwrap_err().exit, "KVM_EXIT_INTR");
 }
 
-/// Returns the modes of dirty logging that this host supports.
+/// Returns the dirty logging modes that this host supports.
 fn dirty_modes() -> Vec<DirtyMode> {
-    let dirty = DirtyMode::Ring;
+    let dirty_mode = DirtyMode::Ring;
     let mut modes = vec![DirtyMode::Plain, DirtyMode::Manual, DirtyMode::ManualInitiallySet];
-    match KvmMachine::new(KvmConfig { dirty, ..small(1) }) {
-        Ok(_) => modes.push(dirty),
-        Err(error) => skip(format_args!("{dirty:?} logging: {error}: {:?}", error.source())),
+    match KvmMachine::new(KvmConfig { dirty_mode, ..small_config(1) }) {
+        Ok(_) => modes.push(dirty_mode),
+        Err(error) => skip(format_args!("{dirty_mode:?} logging: {error}: {:?}", error.source())),
     }
     modes
 }
@@ -186,8 +184,8 @@ fn dirty_modes() -> Vec<DirtyMode> {
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn written_pages_are_logged_in_every_mode() {
-    for dirty in dirty_modes() {
-        let (mut machine, mut vcpu) = machine_and_vcpu(KvmConfig { dirty, ..small(1) });
+    for dirty_mode in dirty_modes() {
+        let (mut machine, mut vcpu) = machine_and_vcpu(KvmConfig { dirty_mode, ..small_config(1) });
         let all = task(&machine, TaskAccess::Write);
         vcpu.run(&all).unwrap();
         assert!(machine.dirty_log().is_err(), "logging is off");
@@ -197,16 +195,16 @@ fn written_pages_are_logged_in_every_mode() {
 
         for _ in 0..2 {
             let log = machine.dirty_log().unwrap();
-            assert_eq!(log[0], 0b1_0101, "{dirty:?}");
-            assert!(log[1..].iter().all(|word| *word == 0), "{dirty:?}");
+            assert_eq!(log[0], 0b1_0101, "{dirty_mode:?}");
+            assert!(log[1..].iter().all(|word| *word == 0), "{dirty_mode:?}");
         }
         machine.set_dirty_logging(false).unwrap();
         assert!(machine.dirty_log().is_err(), "logging is off");
     }
 }
 
-/// The vCPU writes more pages than a ring has entries, so it exits with a full ring. On some hosts
-/// KVM exits too late and loses pages, which must be an error.
+/// Test of a vCPU that writes more pages than the ring has entries. If KVM exits too late and loses
+/// pages, the run must fail.
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn a_full_ring_loses_no_page_silently() {
@@ -215,7 +213,7 @@ fn a_full_ring_loses_no_page_silently() {
     }
     let memory = Bytes::mib(300);
     let (mut machine, mut vcpu) =
-        machine_and_vcpu(KvmConfig { dirty: DirtyMode::Ring, memory, ..small(1) });
+        machine_and_vcpu(KvmConfig { dirty_mode: DirtyMode::Ring, memory, ..small_config(1) });
     let all = task(&machine, TaskAccess::Write);
     vcpu.run(&all).unwrap();
 
@@ -229,15 +227,15 @@ fn a_full_ring_loses_no_page_silently() {
     }
     let log = machine.dirty_log().unwrap();
     let dirty: u64 = log.iter().map(|word| u64::from(word.count_ones())).sum();
-    assert_eq!(dirty, memory.0 / machine.region().host_page.0);
+    assert_eq!(dirty, memory.0 / machine.region().host_page_size.0);
 }
 
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn a_migration_loses_no_write_in_any_mode() {
-    for dirty in dirty_modes() {
+    for dirty_mode in dirty_modes() {
         let vcpus = 3;
-        let mut machine = made(KvmConfig { dirty, ..small(vcpus) });
+        let mut machine = new_machine(KvmConfig { dirty_mode, ..small_config(vcpus) });
         let mode = machine.mode().to_string();
         let mut plan = RunPlan {
             iterations: 2,
@@ -247,9 +245,8 @@ fn a_migration_loses_no_write_in_any_mode() {
         plan.config.seed = 7;
         let mut rounds: Vec<Record> = Vec::new();
 
-        // The harness compares source and destination with each other and with the vCPUs' writes.
         let result = harness::run(&mut machine, &plan, &mut |progress| {
-            if let RunEvent::Phase(record) = progress
+            if let RunEvent::PhaseComplete(record) = progress
                 && record.phase == Phase::Round
             {
                 rounds.push(record.clone());
@@ -257,7 +254,7 @@ fn a_migration_loses_no_write_in_any_mode() {
             Ok(())
         });
 
-        result.unwrap_or_else(|error| panic!("{dirty:?}: {error}"));
+        result.unwrap_or_else(|error| panic!("{dirty_mode:?}: {error}"));
         assert_eq!(rounds.len(), 12);
         let total = |name: &str| -> u64 { rounds.iter().map(|round| round.events[name]).sum() };
         assert!(total("guest_writes") > 0 && total("pages_logged") > 0);
@@ -268,12 +265,12 @@ fn a_migration_loses_no_write_in_any_mode() {
 #[ignore = "needs /dev/kvm"]
 fn dropped_memory_is_empty_and_usable_again() {
     for backing in [Backing::Anonymous, Backing::Shmem] {
-        let (mut machine, mut vcpu) = machine_and_vcpu(KvmConfig { backing, ..small(1) });
+        let (mut machine, mut vcpu) = machine_and_vcpu(KvmConfig { backing, ..small_config(1) });
         let start = machine.region().start;
         vcpu.run(&task(&machine, TaskAccess::Write)).unwrap();
 
         machine.drop_backing().unwrap();
-        let resident: u64 = machine.obtained().unwrap().resident.values().sum();
+        let resident: u64 = machine.resident_pages().unwrap().resident_bytes.values().sum();
         machine.restore_backing().unwrap();
 
         assert_eq!(resident, 0);
@@ -287,7 +284,7 @@ fn dropped_memory_is_empty_and_usable_again() {
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn vcpus_outlive_their_machine() {
-    let (machine, mut vcpu) = machine_and_vcpu(small(2));
+    let (machine, mut vcpu) = machine_and_vcpu(small_config(2));
     let write = task(&machine, TaskAccess::Write);
 
     drop(machine);
@@ -301,7 +298,7 @@ fn the_address_width_is_configurable() {
     let (machine, mut vcpu) = machine_and_vcpu(KvmConfig {
         phys_offset: Some(GuestAddress(0x4000_0000)),
         ipa_bits: Some(36),
-        ..small(1)
+        ..small_config(1)
     });
 
     vcpu.run(&task(&machine, TaskAccess::Write)).unwrap();
@@ -311,7 +308,7 @@ fn the_address_width_is_configurable() {
 
 #[test]
 fn a_pin_list_of_another_length_is_refused() {
-    let error = KvmMachine::new(KvmConfig { pin: vec![0], ..small(2) }).unwrap_err();
+    let error = KvmMachine::new(KvmConfig { pinned_cpus: vec![0], ..small_config(2) }).unwrap_err();
 
     assert_eq!(error.to_string(), "pinning vCPUs");
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Arguments of the plugin, each `key=value`.
 
-use std::path::PathBuf;
+use std::{num::NonZeroU32, path::PathBuf};
 
 use thiserror::Error;
 
-use crate::costs::Costs;
+use crate::costs::CostTable;
 
 /// Arguments of the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,29 +14,29 @@ pub struct Arguments {
     pub out: PathBuf,
     /// Name and virtual address of the functions whose calls are counted.
     pub functions: Vec<(String, u64)>,
-    /// `true` to count all instructions.
-    pub instructions: bool,
+    /// Indicates that all instructions are counted.
+    pub counts_instructions: bool,
     /// Length of a turn in picoseconds of virtual time, if elapsed time is measured.
     pub quantum: Option<u64>,
     /// Seed of the turn lengths, if they vary.
     pub seed: Option<u64>,
     /// Costs of instructions in elapsed time.
-    pub costs: Costs,
+    pub costs: CostTable,
 }
 
 /// Error returned for invalid arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ArgumentError {
-    /// `out` is missing.
+    /// Error returned when `out` is missing.
     #[error("no output file: set out=FILE")]
     MissingOutput,
-    /// The argument is unknown or has an invalid value.
+    /// Error returned for an unknown argument or an invalid value.
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, instructions=on, \
          quantum=NANOSECONDS, seed=NUMBER or cost=CLASS:PICOSECONDS"
     )]
     Invalid(String),
-    /// The value of `at` is malformed.
+    /// Error returned for a malformed value of `at`.
     #[error("malformed argument 'at={0}'; expected at=NAME:HEXADDRESS")]
     MalformedFunction(String),
 }
@@ -51,28 +51,24 @@ impl Arguments {
         let mut functions = Vec::new();
         let mut instructions = false;
         let (mut quantum, mut seed) = (None, None);
-        let mut costs = Costs::default();
+        let mut costs = CostTable::default();
         for argument in raw {
+            let invalid = || ArgumentError::Invalid(argument.to_owned());
             match argument.split_once('=') {
                 Some(("out", file)) if !file.is_empty() => out = Some(PathBuf::from(file)),
                 Some(("at", value)) => functions.push(function(value)?),
                 Some(("instructions", "on")) => instructions = true,
-                Some(("quantum", value)) => match value.parse::<u32>() {
-                    Ok(nanoseconds @ 1..) => quantum = Some(u64::from(nanoseconds) * 1000),
-                    _ => return Err(ArgumentError::Invalid(argument.to_owned())),
-                },
-                Some(("seed", value)) => match value.parse() {
-                    Ok(number) => seed = Some(number),
-                    Err(_) => return Err(ArgumentError::Invalid(argument.to_owned())),
-                },
-                Some(("cost", value)) => {
-                    costs.set(value).ok_or_else(|| ArgumentError::Invalid(argument.to_owned()))?
+                Some(("quantum", value)) => {
+                    let nanoseconds: NonZeroU32 = value.parse().map_err(|_| invalid())?;
+                    quantum = Some(u64::from(nanoseconds.get()) * 1000);
                 }
-                _ => return Err(ArgumentError::Invalid(argument.to_owned())),
+                Some(("seed", value)) => seed = Some(value.parse().map_err(|_| invalid())?),
+                Some(("cost", value)) => costs.set(value).ok_or_else(invalid)?,
+                _ => return Err(invalid()),
             }
         }
         let out = out.ok_or(ArgumentError::MissingOutput)?;
-        Ok(Self { out, functions, instructions, quantum, seed, costs })
+        Ok(Self { out, functions, counts_instructions: instructions, quantum, seed, costs })
     }
 }
 
@@ -100,9 +96,9 @@ mod tests {
 
         assert_eq!(arguments.out, PathBuf::from("/tmp/x"));
         assert_eq!(arguments.functions, [("aborts".to_owned(), 0xffff_8000_1004_0000)]);
-        assert!(!arguments.instructions);
+        assert!(!arguments.counts_instructions);
         let all = Arguments::parse(raw.into_iter().chain(["instructions=on"]));
-        assert!(all.unwrap().instructions);
+        assert!(all.unwrap().counts_instructions);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //!
 //! Under `-icount` one thread of QEMU runs the CPUs by ascending number, each until a timer's
 //! deadline. The clock ends a CPU's turn after a *quantum* of virtual time, so that in each *round*
-//! every CPU that can run has a turn of the same length, up to a block of code. The turns of a
-//! round count as parallel:
+//! every CPU that can run has a turn of the same length, to within a block of code. The turns of
+//! a round count as parallel:
 //!
 //! ```text
 //! elapsed = sum over rounds of (the longest turn of any CPU in that round)
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! With a seed, the turn length varies from round to round between 0.5 and 1.5 quanta, so that CPUs
-//! that repeat the same code do not synchronize with their turns.
+//! that repeat the same code do not synchronise with their turns.
 //!
 //! A CPU is identified by its [key](CpuKey), which increases with the CPU's number; a round ends
 //! when the key decreases. Consecutive turns of a CPU that runs alone count as one. A CPU that
@@ -22,8 +22,8 @@
 //! A CPU that acquires a lock in the round of its release counts as parallel to the previous holder
 //! in that round. The quantum must therefore be shorter than the work between lock handovers.
 //!
-//! Elapsed time is meaningless if a CPU that can run gets no turn: [`Time::starved`] is the longest
-//! wait of such a CPU, in turns of the other CPUs.
+//! Elapsed time is meaningless if a CPU that can run gets no turn: [`VirtualTime::longest_wait`] is
+//! the longest wait of such a CPU, in turns of the other CPUs.
 
 use std::{collections::BTreeMap, mem};
 
@@ -33,7 +33,7 @@ use rand_xoshiro::{
 };
 use serde::Serialize;
 
-use crate::costs::Costs;
+use crate::costs::CostTable;
 
 /// Value of a register that differs between CPUs: the kernel's per-CPU offset, which increases with
 /// the CPU's number.
@@ -47,14 +47,14 @@ pub struct Block {
     pub instructions: u64,
     /// Cost of its instructions in picoseconds.
     pub cost: u64,
-    /// `true` if the last instruction may stop the CPU from running: `WFI`, `HVC`, `SMC`.
+    /// Indicates that the last instruction may stop the CPU from running: `WFI`, `HVC`, `SMC`.
     pub may_halt: bool,
 }
 
 impl Block {
     const INSTRUCTION_BITS: u32 = 15;
 
-    /// Packs the block into a word for a callback; a cost above some minutes is truncated.
+    /// Packs the block into a word for a callback; a cost of 2^48 ps or more is truncated.
     #[expect(clippy::cast_possible_truncation, reason = "QEMU's hosts have 64 bits")]
     pub const fn pack(self) -> usize {
         let cost = self.cost << (Self::INSTRUCTION_BITS + 1);
@@ -72,18 +72,19 @@ impl Block {
     }
 }
 
-/// Times of a segment, in picoseconds of virtual time.
+/// Virtual time of a segment, in picoseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Time {
+pub struct VirtualTime {
     /// Sum of the longest turns of all rounds.
     pub elapsed: u64,
     /// Sum of all turns.
     pub work: u64,
     /// Number of rounds.
     pub rounds: u64,
-    /// Largest number of turns of other CPUs while a CPU that could run had none. A turn of a whole
-    /// quantum counts twice: when it ends, and when the next CPU begins.
-    pub starved: u64,
+    /// Maximum number of turns of other CPUs while a CPU that could run had none. A turn of a whole
+    /// quantum counts twice: at its end, and at the start of the next CPU.
+    #[serde(rename = "starved")]
+    pub longest_wait: u64,
     /// Work and rounds of each CPU that executed, sorted by number.
     pub cpus: Vec<CpuTime>,
 }
@@ -107,35 +108,35 @@ struct Cpu {
     work: u64,
     rounds: u64,
     may_halt: bool,
-    /// Number of the machine's turns when this CPU's last turn ended.
-    ended: u64,
-    /// Cache lines maintained by `DC` since its last `DSB`.
-    lines: u64,
+    /// Turn count of the machine when this CPU's last turn ended.
+    last_turn: u64,
+    /// Number of cache lines with a `DC` since its last `DSB`.
+    dc_lines: u64,
 }
 
 impl Cpu {
-    /// Returns the number of turns since this CPU's last one if it can run; `now` is the number of
-    /// all turns. CPUs share the key 0 until the kernel has set one for each.
-    fn wait(&self, now: u64) -> u64 {
+    /// Returns the number of turns since this CPU's last one if it can run; `now` counts all turns.
+    /// CPUs share the key 0 until the kernel sets their keys.
+    fn turns_waited(&self, now: u64) -> u64 {
         let can_run = !self.may_halt && self.key != CpuKey(0);
-        if can_run { now - self.ended } else { 0 }
+        if can_run { now - self.last_turn } else { 0 }
     }
 }
 
 /// CPU that executed the last atomic operation on each cache line.
 #[derive(Debug)]
-struct Owners(Box<[(u64, usize)]>);
+struct LineOwners(Box<[(u64, usize)]>);
 
-impl Default for Owners {
+impl Default for LineOwners {
     fn default() -> Self {
         Self(vec![(u64::MAX, 0); 1 << 14].into())
     }
 }
 
-impl Owners {
-    /// Records an operation; returns whether another CPU executed the previous one on the line. A
-    /// line is evicted when a line with the same low address bits is recorded.
-    fn change(&mut self, address: u64, row: usize) -> bool {
+impl LineOwners {
+    /// Records an operation; returns whether another CPU executed the previous one on the line.
+    /// Lines with equal low address bits evict each other.
+    fn record(&mut self, address: u64, row: usize) -> bool {
         let line = address / 64;
         let place = line as usize % self.0.len();
         let (last_line, last_row) = mem::replace(&mut self.0[place], (line, row));
@@ -146,79 +147,78 @@ impl Owners {
 /// The clock of the machine.
 #[derive(Debug, Default)]
 pub struct Clock {
-    /// Sorted by key.
+    /// CPUs, sorted by key.
     cpus: Vec<Cpu>,
-    /// Average length of a turn.
+    /// Average turn length.
     quantum: u64,
-    /// Length of a turn of this round.
-    length: u64,
-    /// Lengths of turns, if they vary.
-    lengths: Option<SplitMix64>,
+    /// Turn length of this round.
+    turn_length: u64,
+    /// Generator of turn lengths, if they vary.
+    length_generator: Option<SplitMix64>,
     /// Index of the CPU whose turn it is.
-    current: Option<usize>,
-    turn: u64,
-    /// Value of `turn` when the end of the turn was last requested.
-    ended: u64,
-    longest: u64,
+    current_cpu: Option<usize>,
+    turn_cost: u64,
+    /// Value of `turn_cost` when the end of the turn was last requested.
+    end_requested_at: u64,
+    longest_turn: u64,
     /// Number of turns of the machine.
-    turns: u64,
-    owners: Owners,
-    time: Time,
+    turn_count: u64,
+    owners: LineOwners,
+    time: VirtualTime,
 }
 
 impl Clock {
     /// Returns a clock with turns of `quantum` picoseconds, which vary if there is a seed.
     pub fn new(quantum: u64, seed: Option<u64>) -> Self {
-        let lengths = seed.map(SplitMix64::seed_from_u64);
-        Self { quantum, length: quantum, lengths, ..Self::default() }
+        let length_generator = seed.map(SplitMix64::seed_from_u64);
+        Self { quantum, turn_length: quantum, length_generator, ..Self::default() }
     }
 
     /// Accounts a block that a CPU begins to execute; returns whether its turn ends with the block.
-    pub fn execute(&mut self, key: CpuKey, block: Block) -> bool {
-        let current = match self.current {
+    pub fn account_block(&mut self, key: CpuKey, block: Block) -> bool {
+        let current = match self.current_cpu {
             Some(current) if self.cpus[current].key == key => current,
             _ => self.begin_turn(key),
         };
-        self.turn += block.cost;
+        self.turn_cost += block.cost;
         self.cpus[current].may_halt = block.may_halt;
-        let ends = self.turn - self.ended >= self.length;
+        let ends = self.turn_cost - self.end_requested_at >= self.turn_length;
         if ends {
-            self.ended = self.turn;
-            self.turns += 1;
+            self.end_requested_at = self.turn_cost;
+            self.turn_count += 1;
         }
         ends
     }
 
-    /// Accounts a `DC` of a line to the current CPU.
-    pub fn clean_line(&mut self, costs: &Costs) {
-        let Some(current) = self.current else { return };
-        let lines = &mut self.cpus[current].lines;
-        self.turn += costs.line(*lines);
+    /// Accounts a `DC` of one cache line to the current CPU.
+    pub fn account_dc_line(&mut self, costs: &CostTable) {
+        let Some(current) = self.current_cpu else { return };
+        let lines = &mut self.cpus[current].dc_lines;
+        self.turn_cost += costs.dc_line_cost(*lines);
         *lines += 1;
     }
 
-    /// Ends the current CPU's range of maintained lines, at a `DSB`.
-    pub fn end_range(&mut self) {
-        if let Some(current) = self.current {
-            self.cpus[current].lines = 0;
+    /// Ends the current CPU's range of `DC` lines at a `DSB`.
+    pub fn end_dc_range(&mut self) {
+        if let Some(current) = self.current_cpu {
+            self.cpus[current].dc_lines = 0;
         }
     }
 
     /// Accounts an atomic operation at `address` to the current CPU.
-    pub fn change_atomically(&mut self, address: u64, costs: &Costs) {
-        let shared = self.owners.change(address, self.current_row());
-        self.turn += costs.atomic(shared);
+    pub fn account_atomic(&mut self, address: u64, costs: &CostTable) {
+        let shared = self.owners.record(address, self.current_row());
+        self.turn_cost += costs.atomic_cost(shared);
     }
 
     /// Ends the segment and returns its times.
-    pub fn take(&mut self) -> Time {
-        let current = self.current;
+    pub fn end_segment(&mut self) -> VirtualTime {
+        let current = self.current_cpu;
         self.end_turn();
         self.end_round();
-        self.current = current;
-        // The current CPU's turn has just ended.
-        let waits = self.cpus.iter().map(|cpu| cpu.wait(self.turns));
-        self.time.starved = waits.fold(self.time.starved, u64::max);
+        self.current_cpu = current;
+        let waits = self.cpus.iter().map(|cpu| cpu.turns_waited(self.turn_count));
+        self.time.longest_wait = waits.fold(self.time.longest_wait, u64::max);
         let mut time = mem::take(&mut self.time);
         time.cpus = self
             .cpus
@@ -235,17 +235,17 @@ impl Clock {
     }
 
     /// Returns the CPU number of each row.
-    pub fn numbers(&self) -> BTreeMap<usize, usize> {
+    pub fn cpu_of_row(&self) -> BTreeMap<usize, usize> {
         self.cpus.iter().enumerate().map(|(number, cpu)| (cpu.row, number)).collect()
     }
 
     /// Returns the row of counts of the CPU whose turn it is.
     pub fn current_row(&self) -> usize {
-        self.current.map_or(0, |current| self.cpus[current].row)
+        self.current_cpu.map_or(0, |current| self.cpus[current].row)
     }
 
     fn begin_turn(&mut self, key: CpuKey) -> usize {
-        let last = self.current.map(|current| self.cpus[current].key);
+        let last = self.current_cpu.map(|current| self.cpus[current].key);
         self.end_turn();
         if last.is_some_and(|last| key < last) {
             self.end_round();
@@ -254,37 +254,39 @@ impl Clock {
             Ok(index) => index,
             Err(index) => {
                 let row = self.cpus.len();
-                let ended = self.turns;
-                let cpu = Cpu { key, row, work: 0, rounds: 0, may_halt: true, ended, lines: 0 };
+                let last_turn = self.turn_count;
+                let cpu =
+                    Cpu { key, row, work: 0, rounds: 0, may_halt: true, last_turn, dc_lines: 0 };
                 self.cpus.insert(index, cpu);
                 index
             }
         };
-        self.time.starved = self.time.starved.max(self.cpus[index].wait(self.turns));
-        self.current = Some(index);
+        self.time.longest_wait =
+            self.time.longest_wait.max(self.cpus[index].turns_waited(self.turn_count));
+        self.current_cpu = Some(index);
         index
     }
 
     fn end_turn(&mut self) {
-        let Some(current) = self.current.take() else { return };
-        let turn = mem::take(&mut self.turn);
-        self.ended = 0;
+        let Some(current) = self.current_cpu.take() else { return };
+        let turn = mem::take(&mut self.turn_cost);
+        self.end_requested_at = 0;
         let cpu = &mut self.cpus[current];
         cpu.work += turn;
         cpu.rounds += u64::from(turn > 0);
-        self.turns += 1;
-        cpu.ended = self.turns;
+        self.turn_count += 1;
+        cpu.last_turn = self.turn_count;
         self.time.work += turn;
-        self.longest = self.longest.max(turn);
+        self.longest_turn = self.longest_turn.max(turn);
     }
 
     fn end_round(&mut self) {
-        let longest = mem::take(&mut self.longest);
+        let longest = mem::take(&mut self.longest_turn);
         if longest > 0 {
             self.time.elapsed += longest;
             self.time.rounds += 1;
-            if let Some(lengths) = &mut self.lengths {
-                self.length = self.quantum / 2 + lengths.next_u64() % (self.quantum + 1);
+            if let Some(lengths) = &mut self.length_generator {
+                self.turn_length = self.quantum / 2 + lengths.next_u64() % (self.quantum + 1);
             }
         }
     }
@@ -299,10 +301,10 @@ mod tests {
         Block { instructions: cost, cost, may_halt }
     }
 
-    /// Runs turns, each a CPU and a cost.
+    /// Executes turns, each given as CPU and cost.
     fn run(clock: &mut Clock, turns: &[(u64, u64)]) {
         for (cpu, cost) in turns {
-            clock.execute(CpuKey(*cpu), block(*cost, false));
+            clock.account_block(CpuKey(*cpu), block(*cost, false));
         }
     }
 
@@ -310,12 +312,12 @@ mod tests {
     fn times(turns: &[(u64, u64)]) -> (u64, u64) {
         let mut clock = Clock::new(100, None);
         run(&mut clock, turns);
-        let time = clock.take();
+        let time = clock.end_segment();
         (time.elapsed, time.work)
     }
 
     #[test]
-    fn a_block_survives_packing() {
+    fn a_packed_block_unpacks_unchanged() {
         for whole in [block(512, true), block(1, false), Block { cost: 1 << 40, ..block(7, true) }]
         {
             assert_eq!(Block::unpack(whole.pack()), whole);
@@ -326,11 +328,11 @@ mod tests {
     fn a_turn_ends_after_each_quantum() {
         let mut clock = Clock::new(100, None);
 
-        let ends =
-            [60, 60, 60, 60, 10, 100].map(|cost| clock.execute(CpuKey(1), block(cost, false)));
+        let ends = [60, 60, 60, 60, 10, 100]
+            .map(|cost| clock.account_block(CpuKey(1), block(cost, false)));
 
         assert_eq!(ends, [false, true, false, true, false, true]);
-        assert_eq!(clock.take().elapsed, 350);
+        assert_eq!(clock.end_segment().elapsed, 350);
     }
 
     #[test]
@@ -340,7 +342,7 @@ mod tests {
             let turns = (0..1000).map(|_| {
                 run(&mut clock, &[(1, 1), (2, 1)]);
                 clock.end_round();
-                clock.length
+                clock.turn_length
             });
             turns.collect()
         };
@@ -354,8 +356,8 @@ mod tests {
     }
 
     #[test]
-    fn cleaning_costs_by_the_range_of_the_cpu() {
-        let mut costs = Costs::default();
+    fn a_dc_line_costs_more_in_a_long_range() {
+        let mut costs = CostTable::default();
         for cost in ["dc_line:1", "dc_long:10"] {
             costs.set(cost).unwrap();
         }
@@ -364,28 +366,28 @@ mod tests {
         for cpu in [1, 2] {
             run(&mut clock, &[(cpu, 0)]);
             for lines in [SHORT_RANGE + 3, 1] {
-                (0..lines).for_each(|_| clock.clean_line(&costs));
-                clock.end_range();
+                (0..lines).for_each(|_| clock.account_dc_line(&costs));
+                clock.end_dc_range();
             }
         }
 
-        let work = SHORT_RANGE + 30 + 1;
-        assert_eq!(clock.take().cpus.iter().map(|cpu| cpu.work).collect::<Vec<_>>(), [work; 2]);
+        let work: Vec<u64> = clock.end_segment().cpus.iter().map(|cpu| cpu.work).collect();
+        assert_eq!(work, [SHORT_RANGE + 30 + 1; 2]);
     }
 
     #[test]
     fn an_atomic_operation_costs_more_if_the_line_was_another_cpus() {
-        let mut costs = Costs::default();
+        let mut costs = CostTable::default();
         costs.set("atomic:1").unwrap();
         costs.set("atomic_shared:100").unwrap();
         let mut clock = Clock::new(1_000_000, None);
 
         for (cpu, address) in [(1, 0), (1, 63), (2, 64), (2, 8), (2, 8), (1, 8)] {
             run(&mut clock, &[(cpu, 0)]);
-            clock.change_atomically(address, &costs);
+            clock.account_atomic(address, &costs);
         }
 
-        assert_eq!(clock.take().work, 4 + 200);
+        assert_eq!(clock.end_segment().work, 4 + 200);
     }
 
     #[test]
@@ -407,51 +409,44 @@ mod tests {
         let mut clock = Clock::new(100, None);
         run(&mut clock, &[(9, 1), (5, 2), (9, 4)]);
 
-        let time = clock.take();
+        let time = clock.end_segment();
 
         let cpu = |cpu, work, rounds| CpuTime { cpu, work, rounds };
         assert_eq!(time.cpus, [cpu(0, 2, 1), cpu(1, 5, 2)]);
         assert_eq!(time.rounds, 2);
-        assert_eq!((clock.take().elapsed, clock.take().cpus), (0, Vec::new()));
-        assert_eq!(clock.numbers(), [(0, 1), (1, 0)].into());
+        assert_eq!((clock.end_segment().elapsed, clock.end_segment().cpus), (0, Vec::new()));
+        assert_eq!(clock.cpu_of_row(), [(0, 1), (1, 0)].into());
     }
 
     #[test]
-    fn the_row_of_the_current_cpu_outlasts_a_segment() {
+    fn the_current_row_stays_valid_after_a_segment_ends() {
         let mut clock = Clock::new(100, None);
         run(&mut clock, &[(9, 1), (5, 2)]);
 
         let before = clock.current_row();
-        clock.take();
+        clock.end_segment();
 
         assert_eq!((before, clock.current_row()), (1, 1));
     }
 
     #[test]
-    fn a_cpu_that_can_run_without_a_turn_is_starved() {
-        let mut clock = Clock::new(100, None);
-        run(&mut clock, &[(1, 10), (2, 10)]);
-        run(&mut clock, &[(1, 100); 8]);
-        run(&mut clock, &[(2, 10)]);
+    fn the_wait_of_a_runnable_cpu_is_measured_with_and_without_a_later_turn() {
+        for later in [&[(2, 10)][..], &[]] {
+            let mut clock = Clock::new(100, None);
+            run(&mut clock, &[(1, 10), (2, 10)]);
+            run(&mut clock, &[(1, 100); 8]);
+            run(&mut clock, later);
 
-        assert_eq!(clock.take().starved, 9);
+            assert_eq!(clock.end_segment().longest_wait, 9);
+        }
     }
 
     #[test]
-    fn a_cpu_without_any_further_turn_is_starved() {
+    fn a_halted_cpu_does_not_wait() {
         let mut clock = Clock::new(100, None);
-        run(&mut clock, &[(1, 10), (2, 10)]);
-        run(&mut clock, &[(1, 100); 8]);
-
-        assert_eq!(clock.take().starved, 9);
-    }
-
-    #[test]
-    fn a_halted_cpu_is_not_starved() {
-        let mut clock = Clock::new(100, None);
-        clock.execute(CpuKey(2), block(10, true));
+        clock.account_block(CpuKey(2), block(10, true));
         run(&mut clock, &[(1, 700), (2, 10)]);
 
-        assert_eq!(clock.take().starved, 1, "CPU 1 waits for CPU 2");
+        assert_eq!(clock.end_segment().longest_wait, 1, "CPU 1 waits for CPU 2");
     }
 }

@@ -5,146 +5,144 @@
 //! shift=0`. A table names the classes whose cost differs. An exception entry has no instruction of
 //! its own, so `exception` is the cost of entry and return, accounted at the `ERET`.
 //!
-//! Two costs depend on what was executed before:
+//! Two costs depend on earlier instructions:
 //!
-//! * `dc_long`: `DC` of a line after [`SHORT_RANGE`] others without a `DSB`. Each line of a range
-//!   costs more if the range exceeds the reach of the CPU's TLB and caches.
-//! * `atomic_shared`: an atomic operation on a cache line whose previous one another CPU executed,
-//!   so that the line moves between the CPUs.
+//! * `dc_long`: `DC` of a line after [`SHORT_RANGE`] others without a `DSB`, beyond the reach of
+//!   the CPU's TLB and caches.
+//! * `atomic_shared`: an atomic operation on a cache line on which another CPU executed the last
+//!   one, so that the line moves between the CPUs.
 //!
-//! Without these costs, such instructions cost the same as others of their classes.
+//! By default, both cost the same as other instructions of their classes.
 
 use crate::decode::{SysOperation, maintenance};
 
-/// Number of `DC` lines after which further lines cost more: 4M of memory, the reach of a TLB with
-/// 1,024 entries of 4K.
+/// Number of `DC` lines in a short range: 4M, the reach of a TLB with 1,024 entries of 4K.
 pub const SHORT_RANGE: u64 = 1 << 16;
 
 /// Class of an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// Any other instruction.
-    Instruction,
+    /// Instruction of no other class.
+    Other,
     /// `LDXR`, `STXR`, `CAS` and the atomic operations of FEAT_LSE.
     Atomic,
     /// `DC` of one cache line.
-    CacheLine,
+    DcLine,
     /// `DC ZVA`.
-    Zero,
+    DcZva,
     /// `IC IVAU`.
-    InstructionLine,
+    IcLine,
     /// `IC IALLU` and `IC IALLUIS`.
-    InstructionAll,
+    IcAll,
     /// `TLBI` of the executing CPU.
-    LocalInvalidation,
+    TlbiLocal,
     /// `TLBI` of all CPUs of the shareability domain.
-    BroadcastInvalidation,
+    TlbiBroadcast,
     /// `DSB`.
-    Barrier,
-    /// Entry of an exception and `ERET`.
+    Dsb,
+    /// Exception entry and `ERET`.
     Exception,
 }
 
 /// Names of the classes in the argument `cost`.
-const NAMES: [(&str, Class); 10] = [
-    ("instruction", Class::Instruction),
+const CLASS_NAMES: [(&str, Class); 10] = [
+    ("instruction", Class::Other),
     ("atomic", Class::Atomic),
-    ("dc_line", Class::CacheLine),
-    ("dc_zva", Class::Zero),
-    ("ic_line", Class::InstructionLine),
-    ("ic_all", Class::InstructionAll),
-    ("tlbi_local", Class::LocalInvalidation),
-    ("tlbi_broadcast", Class::BroadcastInvalidation),
-    ("dsb", Class::Barrier),
+    ("dc_line", Class::DcLine),
+    ("dc_zva", Class::DcZva),
+    ("ic_line", Class::IcLine),
+    ("ic_all", Class::IcAll),
+    ("tlbi_local", Class::TlbiLocal),
+    ("tlbi_broadcast", Class::TlbiBroadcast),
+    ("dsb", Class::Dsb),
     ("exception", Class::Exception),
 ];
 
 /// Cost of each class.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Costs {
-    classes: [u64; NAMES.len()],
-    long: Option<u64>,
-    shared: Option<u64>,
+pub struct CostTable {
+    class_costs: [u64; CLASS_NAMES.len()],
+    dc_long: Option<u64>,
+    atomic_shared: Option<u64>,
 }
 
-impl Default for Costs {
+impl Default for CostTable {
     fn default() -> Self {
-        Self { classes: [1000; NAMES.len()], long: None, shared: None }
+        Self { class_costs: [1000; CLASS_NAMES.len()], dc_long: None, atomic_shared: None }
     }
 }
 
-/// Cost of an instruction.
+/// Rule for the cost of an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cost {
+pub enum CostRule {
     /// Fixed cost in picoseconds.
     Fixed(u64),
-    /// `DC` of a line, by the length of the range.
-    Line,
+    /// `DC` of a line; its cost depends on its position in the range.
+    DcLine,
     /// Fixed cost of a `DSB`, which ends a range of lines.
     RangeEnd(u64),
-    /// Atomic operation, by whether another CPU used the cache line last.
+    /// Atomic operation; its cost depends on the CPU that used the cache line last.
     Atomic,
 }
 
-impl Costs {
+impl CostTable {
     /// Sets the cost of a class from `CLASS:PICOSECONDS`; `None` if the text is malformed.
     pub fn set(&mut self, text: &str) -> Option<()> {
         let (name, cost) = text.split_once(':')?;
         let cost = cost.parse().ok()?;
         match name {
-            "dc_long" => self.long = Some(cost),
-            "atomic_shared" => self.shared = Some(cost),
+            "dc_long" => self.dc_long = Some(cost),
+            "atomic_shared" => self.atomic_shared = Some(cost),
             _ => {
-                let (_, class) = NAMES.iter().find(|(known, _)| *known == name)?;
-                self.classes[*class as usize] = cost;
+                let (_, class) = CLASS_NAMES.iter().find(|(known, _)| *known == name)?;
+                self.class_costs[*class as usize] = cost;
             }
         }
         Some(())
     }
 
-    /// Returns the cost of an instruction.
-    pub fn of(&self, word: u32) -> Cost {
+    /// Returns the cost rule of an instruction.
+    pub fn rule(&self, word: u32) -> CostRule {
         match class(word) {
-            Class::CacheLine if self.long.is_some() => Cost::Line,
-            Class::Barrier if self.long.is_some() => Cost::RangeEnd(self.fixed(Class::Barrier)),
-            Class::Atomic if self.shared.is_some() => Cost::Atomic,
-            class => Cost::Fixed(self.fixed(class)),
+            Class::DcLine if self.dc_long.is_some() => CostRule::DcLine,
+            Class::Dsb if self.dc_long.is_some() => CostRule::RangeEnd(self.class_cost(Class::Dsb)),
+            Class::Atomic if self.atomic_shared.is_some() => CostRule::Atomic,
+            class => CostRule::Fixed(self.class_cost(class)),
         }
     }
 
     /// Returns the cost of `DC` of a line after `lines` others of its range.
-    pub fn line(&self, lines: u64) -> u64 {
-        self.long.filter(|_| lines >= SHORT_RANGE).unwrap_or(self.fixed(Class::CacheLine))
+    pub fn dc_line_cost(&self, lines: u64) -> u64 {
+        self.dc_long.filter(|_| lines >= SHORT_RANGE).unwrap_or(self.class_cost(Class::DcLine))
     }
 
-    /// Returns the cost of an atomic operation; `shared` if another CPU used the line last.
-    pub fn atomic(&self, shared: bool) -> u64 {
-        self.shared.filter(|_| shared).unwrap_or(self.fixed(Class::Atomic))
+    /// Returns the cost of an atomic operation. `shared`: another CPU used the cache line last.
+    pub fn atomic_cost(&self, shared: bool) -> u64 {
+        self.atomic_shared.filter(|_| shared).unwrap_or(self.class_cost(Class::Atomic))
     }
 
-    fn fixed(&self, class: Class) -> u64 {
-        self.classes[class as usize]
+    fn class_cost(&self, class: Class) -> u64 {
+        self.class_costs[class as usize]
     }
 }
 
-/// Returns the class of an instruction.
+/// Masks and values of exclusive loads and stores, `CAS`, and the atomic operations of FEAT_LSE.
+const ATOMICS: [(u32, u32); 3] =
+    [(0x3f80_0000, 0x0800_0000), (0x3fa0_7c00, 0x08a0_7c00), (0x3b20_0c00, 0x3820_0000)];
+
 fn class(word: u32) -> Class {
     let is = |mask: u32, value: u32| word & mask == value;
     if let Some(operation) = maintenance(word) {
         return operation_class(operation);
     }
     if is(0xffff_f0ff, 0xd503_309f) {
-        Class::Barrier
+        Class::Dsb
     } else if is(0xffff_f3ff, 0xd69f_03e0) || is(0xffff_fbff, 0xd69f_0bff) {
         Class::Exception
-    } else if is(0x3f80_0000, 0x0800_0000) // exclusive loads and stores
-        || is(0x3fa0_7c00, 0x08a0_7c00) // CAS
-        || is(0x3b20_0c00, 0x3820_0000)
-    // FEAT_LSE
-    {
+    } else if ATOMICS.iter().any(|&(mask, value)| is(mask, value)) {
         Class::Atomic
     } else {
-        Class::Instruction
+        Class::Other
     }
 }
 
@@ -153,13 +151,13 @@ fn operation_class(operation: SysOperation) -> Class {
     let (kind, rest) = name.split_once(' ').unwrap_or((&name, ""));
     let rest = rest.trim_end_matches("nXS");
     match kind {
-        "TLBI" if rest.ends_with("IS") || rest.ends_with("OS") => Class::BroadcastInvalidation,
-        "TLBI" => Class::LocalInvalidation,
-        "IC" if rest == "IVAU" => Class::InstructionLine,
-        "IC" => Class::InstructionAll,
-        "DC" if rest == "ZVA" => Class::Zero,
-        "DC" => Class::CacheLine,
-        _ => Class::Instruction,
+        "TLBI" if rest.ends_with("IS") || rest.ends_with("OS") => Class::TlbiBroadcast,
+        "TLBI" => Class::TlbiLocal,
+        "IC" if rest == "IVAU" => Class::IcLine,
+        "IC" => Class::IcAll,
+        "DC" if rest == "ZVA" => Class::DcZva,
+        "DC" => Class::DcLine,
+        _ => Class::Other,
     }
 }
 
@@ -171,25 +169,25 @@ mod tests {
     #[test]
     fn instructions_are_classified() {
         for (word, name, expected) in [
-            (0xd50b_7e25, "dc civac, x5", Class::CacheLine),
-            (0xd50b_7425, "dc zva, x5", Class::Zero),
-            (0xd50b_7525, "ic ivau, x5", Class::InstructionLine),
-            (0xd508_711f, "ic ialluis", Class::InstructionAll),
-            (0xd50c_8025, "tlbi ipas2e1is, x5", Class::BroadcastInvalidation),
-            (0xd508_931f, "tlbi vmalle1isnxs", Class::BroadcastInvalidation),
-            (0xd50c_8425, "tlbi ipas2e1, x5", Class::LocalInvalidation),
-            (0xd503_3b9f, "dsb ish", Class::Barrier),
-            (0xd503_3bbf, "dmb ish", Class::Instruction),
+            (0xd50b_7e25, "dc civac, x5", Class::DcLine),
+            (0xd50b_7425, "dc zva, x5", Class::DcZva),
+            (0xd50b_7525, "ic ivau, x5", Class::IcLine),
+            (0xd508_711f, "ic ialluis", Class::IcAll),
+            (0xd50c_8025, "tlbi ipas2e1is, x5", Class::TlbiBroadcast),
+            (0xd508_931f, "tlbi vmalle1isnxs", Class::TlbiBroadcast),
+            (0xd50c_8425, "tlbi ipas2e1, x5", Class::TlbiLocal),
+            (0xd503_3b9f, "dsb ish", Class::Dsb),
+            (0xd503_3bbf, "dmb ish", Class::Other),
             (0xd69f_03e0, "eret", Class::Exception),
             (0xd69f_0bff, "eretaa", Class::Exception),
-            (0xd65f_03c0, "ret", Class::Instruction),
+            (0xd65f_03c0, "ret", Class::Other),
             (0xc85f_7c20, "ldxr x0, [x1]", Class::Atomic),
             (0xc802_7c20, "stxr w2, x0, [x1]", Class::Atomic),
-            (0xc8df_fc20, "ldar x0, [x1]", Class::Instruction),
+            (0xc8df_fc20, "ldar x0, [x1]", Class::Other),
             (0xc8a2_7c20, "cas x2, x0, [x1]", Class::Atomic),
             (0xf822_0020, "ldadd x2, x0, [x1]", Class::Atomic),
-            (0xf940_0020, "ldr x0, [x1]", Class::Instruction),
-            (0xf862_6820, "ldr x0, [x1, x2]", Class::Instruction),
+            (0xf940_0020, "ldr x0, [x1]", Class::Other),
+            (0xf862_6820, "ldr x0, [x1, x2]", Class::Other),
         ] {
             assert_eq!(class(word), expected, "{name}");
         }
@@ -197,20 +195,23 @@ mod tests {
 
     #[test]
     fn a_class_has_the_cost_that_is_set() {
-        let mut costs = Costs::default();
+        let mut costs = CostTable::default();
 
         costs.set("dc_line:584").unwrap();
 
         let (clean, ret) = (0xd50b_7e25, 0xd65f_03c0);
-        assert_eq!([clean, ret].map(|w| costs.of(w)), [584, 1000].map(Cost::Fixed));
+        assert_eq!([clean, ret].map(|w| costs.rule(w)), [584, 1000].map(CostRule::Fixed));
 
         costs.set("dc_long:7").unwrap();
-        assert_eq!([clean, ret].map(|w| costs.of(w)), [Cost::Line, Cost::Fixed(1000)]);
-        assert_eq!(costs.of(0xd503_3b9f), Cost::RangeEnd(1000), "dsb ish");
-        assert_eq!([0, SHORT_RANGE - 1, SHORT_RANGE].map(|lines| costs.line(lines)), [584, 584, 7]);
+        assert_eq!([clean, ret].map(|w| costs.rule(w)), [CostRule::DcLine, CostRule::Fixed(1000)]);
+        assert_eq!(costs.rule(0xd503_3b9f), CostRule::RangeEnd(1000), "dsb ish");
+        assert_eq!(
+            [0, SHORT_RANGE - 1, SHORT_RANGE].map(|lines| costs.dc_line_cost(lines)),
+            [584, 584, 7]
+        );
         costs.set("atomic_shared:11").unwrap();
-        assert_eq!(costs.of(0xf822_0020), Cost::Atomic);
-        assert_eq!([false, true].map(|shared| costs.atomic(shared)), [1000, 11]);
+        assert_eq!(costs.rule(0xf822_0020), CostRule::Atomic);
+        assert_eq!([false, true].map(|shared| costs.atomic_cost(shared)), [1000, 11]);
         for malformed in ["dc_line", "dc_line:x", "line:1"] {
             assert_eq!(costs.set(malformed), None, "{malformed}");
         }

@@ -8,14 +8,14 @@
 
 /// An instruction that the plugin counts or reacts to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decoded {
+pub enum DecodedInstruction {
     /// A cache or TLB maintenance instruction.
     Maintenance(SysOperation),
     /// A mark, by its `HINT` immediate, [`FIRST_MARK`] to [`LAST_MARK`].
     Mark(u8),
 }
 
-/// Smallest immediate of a mark; the mark outside any phase.
+/// Smallest immediate of a mark, which marks code outside any phase.
 pub const FIRST_MARK: u8 = 0x60;
 /// Largest immediate of a mark.
 pub const LAST_MARK: u8 = 0x7f;
@@ -34,12 +34,12 @@ pub struct SysOperation {
 }
 
 /// Decodes an instruction word; `None` for instructions that are not counted.
-pub const fn decode(word: u32) -> Option<Decoded> {
+pub const fn decode(word: u32) -> Option<DecodedInstruction> {
     const HINT: u32 = 0xd503_201f;
     if word & 0xffff_f01f == HINT {
         let immediate = bits(word, 5, 7);
         return match immediate {
-            FIRST_MARK..=LAST_MARK => Some(Decoded::Mark(immediate)),
+            FIRST_MARK..=LAST_MARK => Some(DecodedInstruction::Mark(immediate)),
             _ => None,
         };
     }
@@ -54,7 +54,7 @@ pub const fn decode(word: u32) -> Option<Decoded> {
     };
     match (sys.cn, sys.cm) {
         (7, 8 | 9) => None, // AT
-        (7..=9, _) => Some(Decoded::Maintenance(sys)),
+        (7..=9, _) => Some(DecodedInstruction::Maintenance(sys)),
         _ => None,
     }
 }
@@ -62,7 +62,7 @@ pub const fn decode(word: u32) -> Option<Decoded> {
 /// Returns the maintenance operation of an instruction, if it is one.
 pub const fn maintenance(word: u32) -> Option<SysOperation> {
     match decode(word) {
-        Some(Decoded::Maintenance(operation)) => Some(operation),
+        Some(DecodedInstruction::Maintenance(operation)) => Some(operation),
         _ => None,
     }
 }
@@ -87,9 +87,9 @@ impl SysOperation {
     pub fn name(self) -> String {
         let Self { op1, cn, cm, op2 } = self;
         let known = match cn {
-            7 => cache(op1, cm, op2).map(str::to_owned),
-            8 => tlb(op1, cm, op2).map(|name| format!("TLBI {name}")),
-            9 => tlb(op1, cm, op2).map(|name| format!("TLBI {name}nXS")),
+            7 => cache_operation_name(op1, cm, op2).map(str::to_owned),
+            8 => tlbi_name(op1, cm, op2).map(|name| format!("TLBI {name}")),
+            9 => tlbi_name(op1, cm, op2).map(|name| format!("TLBI {name}nXS")),
             _ => None,
         };
         known.unwrap_or_else(|| format!("sys_{op1}_c{cn}_c{cm}_{op2}"))
@@ -97,7 +97,7 @@ impl SysOperation {
 }
 
 /// Cache maintenance, Cn = 7 (Arm ARM, C5.3).
-const fn cache(op1: u8, cm: u8, op2: u8) -> Option<&'static str> {
+const fn cache_operation_name(op1: u8, cm: u8, op2: u8) -> Option<&'static str> {
     Some(match (op1, cm, op2) {
         (0, 1, 0) => "IC IALLUIS",
         (0, 5, 0) => "IC IALLU",
@@ -139,16 +139,16 @@ const fn cache(op1: u8, cm: u8, op2: u8) -> Option<&'static str> {
 }
 
 /// TLB maintenance, Cn = 8, and 9 for `nXS` (Arm ARM, C5.5).
-const fn tlb(op1: u8, cm: u8, op2: u8) -> Option<&'static str> {
+const fn tlbi_name(op1: u8, cm: u8, op2: u8) -> Option<&'static str> {
     match op1 {
-        0 => tlb_el1(cm, op2),
-        4 => tlb_el2(cm, op2),
-        6 => tlb_el3(cm, op2),
+        0 => tlbi_el1_name(cm, op2),
+        4 => tlbi_el2_name(cm, op2),
+        6 => tlbi_el3_name(cm, op2),
         _ => None,
     }
 }
 
-const fn tlb_el1(cm: u8, op2: u8) -> Option<&'static str> {
+const fn tlbi_el1_name(cm: u8, op2: u8) -> Option<&'static str> {
     Some(match (cm, op2) {
         (1, 0) => "VMALLE1OS",
         (1, 1) => "VAE1OS",
@@ -184,7 +184,7 @@ const fn tlb_el1(cm: u8, op2: u8) -> Option<&'static str> {
     })
 }
 
-const fn tlb_el2(cm: u8, op2: u8) -> Option<&'static str> {
+const fn tlbi_el2_name(cm: u8, op2: u8) -> Option<&'static str> {
     Some(match (cm, op2) {
         (0, 1) => "IPAS2E1IS",
         (0, 2) => "RIPAS2E1IS",
@@ -223,7 +223,7 @@ const fn tlb_el2(cm: u8, op2: u8) -> Option<&'static str> {
     })
 }
 
-const fn tlb_el3(cm: u8, op2: u8) -> Option<&'static str> {
+const fn tlbi_el3_name(cm: u8, op2: u8) -> Option<&'static str> {
     Some(match (cm, op2) {
         (1, 0) => "ALLE3OS",
         (1, 1) => "VAE3OS",
@@ -252,10 +252,10 @@ const fn tlb_el3(cm: u8, op2: u8) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    fn named(word: u32) -> Option<String> {
+    fn operation_name(word: u32) -> Option<String> {
         match decode(word)? {
-            Decoded::Maintenance(sys) => Some(sys.name()),
-            Decoded::Mark(_) => None,
+            DecodedInstruction::Maintenance(sys) => Some(sys.name()),
+            DecodedInstruction::Mark(_) => None,
         }
     }
 
@@ -281,20 +281,20 @@ mod tests {
             (0xd508_871f, "TLBI VMALLE1"),
             (0xd508_931f, "TLBI VMALLE1ISnXS"),
         ] {
-            assert_eq!(named(word).as_deref(), Some(name), "{word:#x}");
+            assert_eq!(operation_name(word).as_deref(), Some(name), "{word:#x}");
         }
     }
 
     #[test]
     fn the_register_operand_is_ignored() {
         for register in 0..32 {
-            assert_eq!(named(0xd50b_7e20 | register).as_deref(), Some("DC CIVAC"));
+            assert_eq!(operation_name(0xd50b_7e20 | register).as_deref(), Some("DC CIVAC"));
         }
     }
 
     #[test]
     fn an_unknown_operation_is_named_by_its_encoding() {
-        assert_eq!(named(0xd50f_84e0).as_deref(), Some("sys_7_c8_c4_7"));
+        assert_eq!(operation_name(0xd50f_84e0).as_deref(), Some("sys_7_c8_c4_7"));
     }
 
     #[test]
@@ -304,9 +304,9 @@ mod tests {
         for immediate in 0..0x60 {
             assert_eq!(hint(immediate), None);
         }
-        assert_eq!(hint(0x60), Some(Decoded::Mark(0x60)));
-        assert_eq!(hint(0x61), Some(Decoded::Mark(0x61)));
-        assert_eq!(hint(0x7f), Some(Decoded::Mark(0x7f)));
+        assert_eq!(hint(0x60), Some(DecodedInstruction::Mark(0x60)));
+        assert_eq!(hint(0x61), Some(DecodedInstruction::Mark(0x61)));
+        assert_eq!(hint(0x7f), Some(DecodedInstruction::Mark(0x7f)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! A QEMU plugin that counts cache and TLB maintenance instructions of an arm64 machine by name,
-//! for each emulated CPU, and calls of chosen functions.
+//! for each emulated CPU, and calls of kernel functions.
 //!
 //! When QEMU translates code, every instruction is [decoded](decode) once; counted instructions get
 //! a callback, others cost nothing. A `HINT` in the range `#0x60..=#0x7f`, which no architecture

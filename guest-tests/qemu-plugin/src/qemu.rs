@@ -3,7 +3,7 @@
 //!
 //! QEMU refuses a plugin whose `qemu_plugin_version` is outside the range that it supports: 0 to 1
 //! before QEMU 9.0, at least 2 since. No constant is in both ranges. A constructor, which runs
-//! before QEMU reads the version, sets it to the newest one whose functions this QEMU has. Of the
+//! before QEMU reads the version, sets the newest version whose functions this QEMU has. Of the
 //! functions used here only `qemu_plugin_insn_data` changed: it returns a pointer to the bytes up
 //! to version 2 and copies them since version 3 (QEMU 9.1).
 
@@ -24,23 +24,23 @@ use qemu_plugin_sys as sys;
 use crate::{
     arguments::Arguments,
     clock::{Block, Clock, CpuKey},
-    costs::{Cost, Costs},
-    decode::{Decoded, decode, may_halt},
-    running_cpu::{self, EndTurn},
-    segments::{Clocked, Event, Segments},
+    costs::{CostRule, CostTable},
+    decode::{DecodedInstruction, decode, may_halt},
+    running_cpu::{self, CpuExit},
+    segments::{Event, SegmentTimes, Segments},
 };
 
 /// Interface version of this plugin, read by QEMU as a C `int`.
 #[unsafe(no_mangle)]
 pub static qemu_plugin_version: AtomicI32 = AtomicI32::new(1);
 
-/// Constructor, run when QEMU opens the plugin.
+/// Constructor that runs when QEMU opens the plugin.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = choose_version;
 
-/// Functions, with the interface version that introduced each.
-const FUNCTIONS_SINCE: [(&CStr, i32); 4] = [
+/// Functions, each with the interface version that introduced it.
+const VERSION_OF_FUNCTION: [(&CStr, i32); 4] = [
     (c"qemu_plugin_translate_vaddr", 5),
     (c"qemu_plugin_read_memory_vaddr", 4),
     (c"qemu_plugin_register_vcpu_tb_exec_cond_cb", 3),
@@ -48,8 +48,8 @@ const FUNCTIONS_SINCE: [(&CStr, i32); 4] = [
 ];
 
 extern "C" fn choose_version() {
-    for (name, version) in FUNCTIONS_SINCE {
-        if running_cpu::symbol(name).is_some() {
+    for (name, version) in VERSION_OF_FUNCTION {
+        if running_cpu::find_symbol(name).is_some() {
             qemu_plugin_version.store(version, Ordering::Relaxed);
             return;
         }
@@ -64,46 +64,46 @@ struct Plugin {
     /// Addresses of counted functions, and their slots.
     functions: Vec<(u64, usize)>,
     /// Slot of all instructions, if they are counted.
-    instructions: Option<usize>,
+    instruction_slot: Option<usize>,
     /// Elapsed time, if it is measured.
-    elapsed: Option<ElapsedTime>,
-    /// `qemu_plugin_insn_data` copies instead of returning a pointer.
-    data_is_copied: bool,
+    elapsed_time_meter: Option<ElapsedTimeMeter>,
+    /// Indicates that `qemu_plugin_insn_data` copies the bytes instead of returning a pointer.
+    is_data_copied: bool,
 }
 
-/// Measures elapsed time.
-struct ElapsedTime {
+/// Meter of elapsed time.
+struct ElapsedTimeMeter {
     clock: Mutex<Clock>,
-    end_turn: EndTurn,
-    costs: Costs,
+    cpu_exit: CpuExit,
+    costs: CostTable,
 }
 
-impl ElapsedTime {
-    /// Returns a measurement with turns of `quantum` picoseconds, which vary by a seed.
-    fn new(quantum: u64, seed: Option<u64>, costs: Costs) -> Result<Self, String> {
-        let end_turn = EndTurn::find().ok_or(
-            "this QEMU does not export cpu_exit, so turns cannot be of one length: omit quantum, or \
-             use a distribution's QEMU, which is built with modules",
+impl ElapsedTimeMeter {
+    /// Returns a meter with turns of `quantum` picoseconds, which vary if there is a seed.
+    fn new(quantum: u64, seed: Option<u64>, costs: CostTable) -> Result<Self, String> {
+        let cpu_exit = CpuExit::find().ok_or(
+            "this QEMU does not export cpu_exit, which ends a turn: omit quantum, or use a \
+             distribution's QEMU, which is built with modules",
         )?;
-        Ok(Self { clock: Mutex::new(Clock::new(quantum, seed)), end_turn, costs })
+        Ok(Self { clock: Mutex::new(Clock::new(quantum, seed)), cpu_exit, costs })
     }
 
-    /// Returns the measurement of the installed plugin, if it measures elapsed time.
+    /// Returns the meter of the installed plugin, if it measures elapsed time.
     fn get() -> Option<&'static Self> {
-        PLUGIN.get()?.elapsed.as_ref()
+        PLUGIN.get()?.elapsed_time_meter.as_ref()
     }
 
     fn clock(&self) -> MutexGuard<'_, Clock> {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accounts a block of the running CPU, which its register identifies, or the number `cpu`
-    /// where QEMU does not offer registers.
-    fn execute(&self, cpu: c_uint, block: Block) {
-        let key = CpuKey(running_cpu::register().unwrap_or_else(|| u64::from(cpu)));
-        let ends = self.clock().execute(key, block);
+    /// Accounts a block of the running CPU. A register identifies the CPU, or the number `cpu` if
+    /// QEMU does not offer registers.
+    fn account_block(&self, cpu: c_uint, block: Block) {
+        let key = CpuKey(running_cpu::read_register().unwrap_or_else(|| u64::from(cpu)));
+        let ends = self.clock().account_block(key, block);
         if ends {
-            self.end_turn.now();
+            self.cpu_exit.end_turn();
         }
     }
 }
@@ -122,10 +122,10 @@ pub unsafe extern "C" fn qemu_plugin_install(
     let raw: Vec<String> = (0..usize::try_from(argc).unwrap_or(0))
         .map(|i| {
             // SAFETY: `i` is less than `argc`.
-            let place = unsafe { argv.add(i) };
+            let argument = unsafe { argv.add(i) };
             // SAFETY: QEMU passes `argc` valid pointers.
-            let text = unsafe { *place };
-            // SAFETY: each points to a string that ends with a NUL.
+            let text = unsafe { *argument };
+            // SAFETY: each pointer is valid and its string ends with a NUL.
             let text = unsafe { CStr::from_ptr(text) };
             text.to_string_lossy().into_owned()
         })
@@ -140,20 +140,15 @@ pub unsafe extern "C" fn qemu_plugin_install(
         eprintln!("qemu-plugin: user mode emulation is not supported");
         return 1;
     };
-    match Plugin::new(cpus, &raw) {
-        Ok(plugin) => {
-            if PLUGIN.set(plugin).is_err() {
-                eprintln!("qemu-plugin: the plugin is already loaded");
-                return 1;
-            }
-        }
-        Err(error) => {
-            eprintln!("qemu-plugin: {error}");
-            return 1;
-        }
+    let installed = Plugin::new(cpus, &raw).and_then(|plugin| {
+        PLUGIN.set(plugin).map_err(|_| "the plugin is already loaded".to_owned())
+    });
+    if let Err(error) = installed {
+        eprintln!("qemu-plugin: {error}");
+        return 1;
     }
     // SAFETY: QEMU passed `id`, and the callback lives as long as the plugin.
-    unsafe { sys::qemu_plugin_register_vcpu_init_cb(id, Some(on_cpu)) };
+    unsafe { sys::qemu_plugin_register_vcpu_init_cb(id, Some(on_cpu_init)) };
     // SAFETY: as above.
     unsafe { sys::qemu_plugin_register_vcpu_tb_trans_cb(id, Some(on_translate)) };
     // SAFETY: as above, without user data.
@@ -166,28 +161,28 @@ impl Plugin {
         let arguments =
             Arguments::parse(raw.iter().map(String::as_str)).map_err(|e| e.to_string())?;
         // One extra row: before the kernel sets their keys, all CPUs have the same key.
-        let segments = Segments::new(cpus + 1, create(&arguments.out)?);
+        let segments = Segments::new(cpus + 1, create_output(&arguments.out)?);
         let functions = arguments
             .functions
             .into_iter()
             .map(|(name, address)| (address, segments.slot(Event::Function(name))))
             .collect();
-        let instructions = arguments.instructions.then(|| segments.slot(Event::Any));
+        let instructions = arguments.counts_instructions.then(|| segments.slot(Event::Instruction));
         Ok(Self {
             segments,
             functions,
-            instructions,
-            elapsed: arguments
+            instruction_slot: instructions,
+            elapsed_time_meter: arguments
                 .quantum
-                .map(|quantum| ElapsedTime::new(quantum, arguments.seed, arguments.costs))
+                .map(|quantum| ElapsedTimeMeter::new(quantum, arguments.seed, arguments.costs))
                 .transpose()?,
-            data_is_copied: qemu_plugin_version.load(Ordering::Relaxed) >= 3,
+            is_data_copied: qemu_plugin_version.load(Ordering::Relaxed) >= 3,
         })
     }
 
     /// Returns the first four bytes of an instruction.
-    fn word(&self, insn: *const sys::qemu_plugin_insn) -> u32 {
-        if self.data_is_copied {
+    fn instruction_word(&self, insn: *const sys::qemu_plugin_insn) -> u32 {
+        if self.is_data_copied {
             type Copying =
                 unsafe extern "C" fn(*const sys::qemu_plugin_insn, *mut c_void, usize) -> usize;
             let pointing: unsafe extern "C" fn(*const sys::qemu_plugin_insn) -> *const c_void =
@@ -209,7 +204,7 @@ impl Plugin {
     }
 }
 
-fn create(path: &Path) -> Result<BufWriter<File>, String> {
+fn create_output(path: &Path) -> Result<BufWriter<File>, String> {
     File::create(path)
         .map(BufWriter::new)
         .map_err(|e| format!("cannot write {}: {e}", path.display()))
@@ -228,33 +223,33 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
         let address = unsafe { sys::qemu_plugin_insn_vaddr(insn) };
         for (function, slot) in &plugin.functions {
             if *function == address {
-                on_execution(insn, on_counted, *slot);
+                on_execution(insn, on_counted_instruction, *slot);
             }
         }
-        let word = plugin.word(insn);
-        if let Some(elapsed) = &plugin.elapsed {
-            match elapsed.costs.of(word) {
-                Cost::Fixed(cost) => block.cost += cost,
-                Cost::Line => on_execution(insn, on_line, 0),
-                Cost::RangeEnd(cost) => {
+        let word = plugin.instruction_word(insn);
+        if let Some(elapsed) = &plugin.elapsed_time_meter {
+            match elapsed.costs.rule(word) {
+                CostRule::Fixed(cost) => block.cost += cost,
+                CostRule::DcLine => on_execution(insn, on_dc_line, 0),
+                CostRule::RangeEnd(cost) => {
                     block.cost += cost;
-                    on_execution(insn, on_range_end, 0);
+                    on_execution(insn, on_dc_range_end, 0);
                 }
-                Cost::Atomic => on_store(insn, on_atomic),
+                CostRule::Atomic => on_store(insn, on_atomic),
             }
         }
         block.may_halt = may_halt(word);
         match decode(word) {
-            Some(Decoded::Maintenance(operation)) => {
+            Some(DecodedInstruction::Maintenance(operation)) => {
                 let slot = plugin.segments.slot(Event::Maintenance(operation));
-                on_execution(insn, on_counted, slot);
+                on_execution(insn, on_counted_instruction, slot);
             }
-            Some(Decoded::Mark(mark)) => on_execution(insn, on_mark, usize::from(mark)),
+            Some(DecodedInstruction::Mark(mark)) => on_execution(insn, on_mark, usize::from(mark)),
             None => {}
         }
     }
-    if plugin.instructions.is_some() || plugin.elapsed.is_some() {
-        let flags = match plugin.elapsed {
+    if plugin.instruction_slot.is_some() || plugin.elapsed_time_meter.is_some() {
+        let flags = match plugin.elapsed_time_meter {
             Some(_) => sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_R_REGS,
             None => sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS,
         };
@@ -285,39 +280,35 @@ fn on_store(
 ) {
     let no_registers = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS;
     let stores = sys::qemu_plugin_mem_rw::QEMU_PLUGIN_MEM_W;
+    let no_data = std::ptr::null_mut();
     // SAFETY: `insn` is valid during translation; the callback takes no data.
     unsafe {
-        sys::qemu_plugin_register_vcpu_mem_cb(
-            insn,
-            Some(callback),
-            no_registers,
-            stores,
-            std::ptr::null_mut(),
-        );
+        sys::qemu_plugin_register_vcpu_mem_cb(insn, Some(callback), no_registers, stores, no_data);
     }
 }
 
 impl Plugin {
     /// Returns the row of counts of the CPU that runs.
-    fn row(&self, cpu: c_uint) -> usize {
-        match &self.elapsed {
+    fn counter_row(&self, cpu: c_uint) -> usize {
+        match &self.elapsed_time_meter {
             Some(elapsed) => elapsed.clock().current_row(),
             None => cpu as usize,
         }
     }
 
     /// Ends the clock's segment and returns its times.
-    fn clocked(&self) -> Clocked {
-        let Some(elapsed) = &self.elapsed else { return Clocked::default() };
+    fn end_clock_segment(&self) -> SegmentTimes {
+        let Some(elapsed) = &self.elapsed_time_meter else { return SegmentTimes::default() };
         let mut clock = elapsed.clock();
-        Clocked { time: Some(clock.take()), numbers: clock.numbers() }
+        SegmentTimes { time: Some(clock.end_segment()), cpu_of_row: clock.cpu_of_row() }
     }
 }
 
-unsafe extern "C" fn on_cpu(_: sys::qemu_plugin_id_t, _: c_uint) {
+unsafe extern "C" fn on_cpu_init(_: sys::qemu_plugin_id_t, _: c_uint) {
     running_cpu::find_register();
-    let needs_register = PLUGIN.get().is_some_and(|p| p.elapsed.is_some() && p.data_is_copied);
-    if needs_register && running_cpu::register().is_none() {
+    let needs_register =
+        PLUGIN.get().is_some_and(|p| p.elapsed_time_meter.is_some() && p.is_data_copied);
+    if needs_register && running_cpu::read_register().is_none() {
         eprintln!(
             "qemu-plugin: this QEMU does not offer TPIDR_EL2 to plugins, and its CPU numbers are \
              wrong under -icount: omit quantum, or use QEMU 7.2 or 10.0"
@@ -326,21 +317,21 @@ unsafe extern "C" fn on_cpu(_: sys::qemu_plugin_id_t, _: c_uint) {
     }
 }
 
-unsafe extern "C" fn on_counted(cpu: c_uint, slot: *mut c_void) {
+unsafe extern "C" fn on_counted_instruction(cpu: c_uint, slot: *mut c_void) {
     if let Some(plugin) = PLUGIN.get() {
-        plugin.segments.count(plugin.row(cpu), slot.addr(), 1);
+        plugin.segments.count(plugin.counter_row(cpu), slot.addr(), 1);
     }
 }
 
-unsafe extern "C" fn on_line(_: c_uint, _: *mut c_void) {
-    if let Some(elapsed) = ElapsedTime::get() {
-        elapsed.clock().clean_line(&elapsed.costs);
+unsafe extern "C" fn on_dc_line(_: c_uint, _: *mut c_void) {
+    if let Some(elapsed) = ElapsedTimeMeter::get() {
+        elapsed.clock().account_dc_line(&elapsed.costs);
     }
 }
 
-unsafe extern "C" fn on_range_end(_: c_uint, _: *mut c_void) {
-    if let Some(elapsed) = ElapsedTime::get() {
-        elapsed.clock().end_range();
+unsafe extern "C" fn on_dc_range_end(_: c_uint, _: *mut c_void) {
+    if let Some(elapsed) = ElapsedTimeMeter::get() {
+        elapsed.clock().end_dc_range();
     }
 }
 
@@ -350,25 +341,25 @@ unsafe extern "C" fn on_atomic(
     address: u64,
     _: *mut c_void,
 ) {
-    if let Some(elapsed) = ElapsedTime::get() {
-        elapsed.clock().change_atomically(address, &elapsed.costs);
+    if let Some(elapsed) = ElapsedTimeMeter::get() {
+        elapsed.clock().account_atomic(address, &elapsed.costs);
     }
 }
 
 unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {
     let Some(plugin) = PLUGIN.get() else { return };
     let block = Block::unpack(block.addr());
-    if let Some(elapsed) = &plugin.elapsed {
-        elapsed.execute(cpu, block);
+    if let Some(elapsed) = &plugin.elapsed_time_meter {
+        elapsed.account_block(cpu, block);
     }
-    if let Some(slot) = plugin.instructions {
-        plugin.segments.count(plugin.row(cpu), slot, block.instructions);
+    if let Some(slot) = plugin.instruction_slot {
+        plugin.segments.count(plugin.counter_row(cpu), slot, block.instructions);
     }
 }
 
 unsafe extern "C" fn on_mark(_: c_uint, mark: *mut c_void) {
     if let (Some(plugin), Ok(mark)) = (PLUGIN.get(), u8::try_from(mark.addr()))
-        && let Err(e) = plugin.segments.mark(mark, plugin.clocked())
+        && let Err(e) = plugin.segments.mark(mark, plugin.end_clock_segment())
     {
         eprintln!("qemu-plugin: cannot write a segment: {e}");
     }
@@ -376,7 +367,7 @@ unsafe extern "C" fn on_mark(_: c_uint, mark: *mut c_void) {
 
 unsafe extern "C" fn on_exit(_: sys::qemu_plugin_id_t, _: *mut c_void) {
     if let Some(plugin) = PLUGIN.get()
-        && let Err(e) = plugin.segments.finish(plugin.clocked())
+        && let Err(e) = plugin.segments.finish(plugin.end_clock_segment())
     {
         eprintln!("qemu-plugin: cannot complete the counts: {e}");
     }

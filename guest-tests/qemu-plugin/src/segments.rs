@@ -24,22 +24,22 @@ use std::{
 use serde::Serialize;
 
 use crate::{
-    clock::Time,
+    clock::VirtualTime,
     decode::{FIRST_MARK, SysOperation},
 };
 
-/// Number of slots: more than the `SYS` encodings with Cn 7, 8 or 9 (3 × 1024) and functions.
-const SLOTS: usize = 4096;
+/// Number of slots, enough for all `SYS` encodings with Cn 7, 8 or 9 (3 × 1024) and functions.
+const MAX_SLOTS: usize = 4096;
 
 /// Event that a slot counts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A maintenance instruction.
     Maintenance(SysOperation),
-    /// Calls of a function, by the name of its count.
+    /// Call of a function, with the name of its count.
     Function(String),
     /// Any instruction.
-    Any,
+    Instruction,
 }
 
 impl Event {
@@ -47,7 +47,7 @@ impl Event {
         match self {
             Self::Maintenance(sys) => sys.name(),
             Self::Function(name) => name.clone(),
-            Self::Any => "instructions".to_owned(),
+            Self::Instruction => "instructions".to_owned(),
         }
     }
 }
@@ -55,26 +55,26 @@ impl Event {
 type Counts = BTreeMap<String, u64>;
 
 #[derive(Serialize)]
-struct Segment {
+struct SegmentLine {
     seq: u64,
     mark: u8,
     counts: Counts,
     per_cpu: BTreeMap<usize, Counts>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    time: Option<Time>,
+    time: Option<VirtualTime>,
 }
 
-/// Times of a segment, and the CPU of each row of counts.
+/// Virtual time of a segment, and the CPU of each row of counts.
 #[derive(Debug, Default)]
-pub struct Clocked {
-    /// Times of the segment that ends.
-    pub time: Option<Time>,
+pub struct SegmentTimes {
+    /// Virtual time of the segment that ends, if it is measured.
+    pub time: Option<VirtualTime>,
     /// CPU number of a row, where it differs from the row's index.
-    pub numbers: BTreeMap<usize, usize>,
+    pub cpu_of_row: BTreeMap<usize, usize>,
 }
 
 #[derive(Serialize)]
-struct End {
+struct EndLine {
     end: bool,
     segments: u64,
 }
@@ -82,17 +82,17 @@ struct End {
 /// Counters of each CPU, and the output.
 pub struct Segments<W> {
     rows: Vec<Box<[AtomicU64]>>,
-    state: Mutex<SegmentWriter<W>>,
+    writer: Mutex<SegmentWriter<W>>,
 }
 
-/// State that changes at a translation or a mark only.
+/// State that only translations and marks change.
 struct SegmentWriter<W> {
     slots: HashMap<Event, usize>,
     names: Vec<String>,
     seq: u64,
     mark: u8,
     out: W,
-    failed: bool,
+    has_write_failed: bool,
 }
 
 impl<W> std::fmt::Debug for Segments<W> {
@@ -105,27 +105,27 @@ impl<W: Write> Segments<W> {
     /// Returns counters for CPUs 0 to `cpus` - 1 that are written to `out`.
     pub fn new(cpus: usize, out: W) -> Self {
         Self {
-            rows: (0..cpus).map(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect()).collect(),
-            state: Mutex::new(SegmentWriter {
+            rows: (0..cpus).map(|_| (0..MAX_SLOTS).map(|_| AtomicU64::new(0)).collect()).collect(),
+            writer: Mutex::new(SegmentWriter {
                 slots: HashMap::new(),
                 names: Vec::new(),
                 seq: 0,
                 mark: FIRST_MARK,
                 out,
-                failed: false,
+                has_write_failed: false,
             }),
         }
     }
 
-    /// Returns the slot of an event, which never changes.
+    /// Returns the slot of an event; assigns one to a new event.
     pub fn slot(&self, event: Event) -> usize {
-        let state = &mut *self.lock();
-        if let Some(slot) = state.slots.get(&event) {
+        let writer = &mut *self.lock();
+        if let Some(slot) = writer.slots.get(&event) {
             return *slot;
         }
-        let slot = state.names.len().min(SLOTS - 1);
-        state.names.push(event.name());
-        state.slots.insert(event, slot);
+        let slot = writer.names.len().min(MAX_SLOTS - 1);
+        writer.names.push(event.name());
+        writer.slots.insert(event, slot);
         slot
     }
 
@@ -140,10 +140,10 @@ impl<W: Write> Segments<W> {
     ///
     /// # Errors
     /// The line cannot be written; the file will have no end line.
-    pub fn mark(&self, mark: u8, clocked: Clocked) -> io::Result<()> {
-        let state = &mut *self.lock();
-        let written = self.close(state, clocked);
-        state.mark = mark;
+    pub fn mark(&self, mark: u8, times: SegmentTimes) -> io::Result<()> {
+        let writer = &mut *self.lock();
+        let written = self.write_segment(writer, times);
+        writer.mark = mark;
         written
     }
 
@@ -151,27 +151,27 @@ impl<W: Write> Segments<W> {
     ///
     /// # Errors
     /// This or an earlier line cannot be written.
-    pub fn finish(&self, clocked: Clocked) -> io::Result<()> {
-        let state = &mut *self.lock();
-        self.close(state, clocked)?;
-        if state.failed {
+    pub fn finish(&self, times: SegmentTimes) -> io::Result<()> {
+        let writer = &mut *self.lock();
+        self.write_segment(writer, times)?;
+        if writer.has_write_failed {
             return Err(io::Error::other("an earlier segment could not be written"));
         }
-        let end = End { end: true, segments: state.seq };
-        write_line(&mut state.out, &end)
+        let end = EndLine { end: true, segments: writer.seq };
+        write_line(&mut writer.out, &end)
     }
 
-    fn close(&self, state: &mut SegmentWriter<W>, clocked: Clocked) -> io::Result<()> {
-        let mut segment = Segment {
-            seq: state.seq,
-            mark: state.mark,
+    fn write_segment(&self, writer: &mut SegmentWriter<W>, times: SegmentTimes) -> io::Result<()> {
+        let mut segment = SegmentLine {
+            seq: writer.seq,
+            mark: writer.mark,
             counts: Counts::new(),
             per_cpu: BTreeMap::new(),
-            time: clocked.time,
+            time: times.time,
         };
         for (index, row) in self.rows.iter().enumerate() {
-            let cpu = clocked.numbers.get(&index).copied().unwrap_or(index);
-            for (name, counter) in state.names.iter().zip(row) {
+            let cpu = times.cpu_of_row.get(&index).copied().unwrap_or(index);
+            for (name, counter) in writer.names.iter().zip(row) {
                 let count = counter.swap(0, Ordering::Relaxed);
                 if count != 0 {
                     *segment.counts.entry(name.clone()).or_default() += count;
@@ -180,14 +180,14 @@ impl<W: Write> Segments<W> {
                 }
             }
         }
-        state.seq += 1;
-        let written = write_line(&mut state.out, &segment);
-        state.failed |= written.is_err();
+        writer.seq += 1;
+        let written = write_line(&mut writer.out, &segment);
+        writer.has_write_failed |= written.is_err();
         written
     }
 
     fn lock(&self) -> MutexGuard<'_, SegmentWriter<W>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -212,12 +212,12 @@ mod tests {
             let aborts = segments.slot(Event::Function("guest_aborts".to_owned()));
 
             segments.count(0, civac, 1);
-            segments.mark(0x61, Clocked::default()).unwrap();
+            segments.mark(0x61, SegmentTimes::default()).unwrap();
             segments.count(0, civac, 1);
             segments.count(1, civac, 1);
             segments.count(1, aborts, 1);
-            segments.mark(0x60, Clocked::default()).unwrap();
-            segments.finish(Clocked::default()).unwrap();
+            segments.mark(0x60, SegmentTimes::default()).unwrap();
+            segments.finish(SegmentTimes::default()).unwrap();
         }
 
         assert_eq!(
@@ -244,9 +244,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_lost_a_segment_has_no_end_line() {
-        struct Full;
-        impl Write for Full {
+    fn a_file_without_all_segments_has_no_end_line() {
+        struct FullDisk;
+        impl Write for FullDisk {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
                 Err(io::Error::from(io::ErrorKind::StorageFull))
             }
@@ -254,9 +254,9 @@ mod tests {
                 Ok(())
             }
         }
-        let segments = Segments::new(1, Full);
+        let segments = Segments::new(1, FullDisk);
 
-        assert!(segments.mark(0x61, Clocked::default()).is_err());
-        assert!(segments.finish(Clocked::default()).is_err());
+        assert!(segments.mark(0x61, SegmentTimes::default()).is_err());
+        assert!(segments.finish(SegmentTimes::default()).is_err());
     }
 }

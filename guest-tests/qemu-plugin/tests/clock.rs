@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Tests of the clock in QEMU with a program of known elapsed time, `clock.S` beside this file.
 //!
-//! It needs QEMU, the plugin's release build and a compiler for arm64, so it runs on request, with
-//! the emulator of `GRANULE_QEMU` or `qemu-system-aarch64`:
+//! The tests need QEMU, the plugin's release build and a compiler for arm64, so they are ignored by
+//! default. `GRANULE_QEMU` names the emulator, by default `qemu-system-aarch64`:
 //!
 //! ```text
 //! cargo build --release --package granule-qemu-plugin
@@ -21,7 +21,7 @@ use std::{
 const WORK: u64 = 400_000;
 
 /// Prefix of the tools for arm64.
-const TOOLS: &str = if cfg!(target_arch = "aarch64") { "" } else { "aarch64-linux-gnu-" };
+const TOOL_PREFIX: &str = if cfg!(target_arch = "aarch64") { "" } else { "aarch64-linux-gnu-" };
 
 /// Elapsed time and work, in picoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,10 +35,10 @@ const ALL_AT_ONCE: u32 = 0;
 const SPIN_BY_WFE: u32 = 1;
 const SPIN_BY_YIELD: u32 = 2;
 const SPIN_BY_LOADS: u32 = 3;
-const SLEEP: u32 = 4;
+const SLEEP_BY_WFI: u32 = 4;
 const SHORT_SECTIONS: u32 = 5;
 
-fn plugin() -> PathBuf {
+fn plugin_path() -> PathBuf {
     let built = env::current_exe().unwrap();
     let target = built.ancestors().nth(3).unwrap();
     let plugin = target.join("release/libgranule_qemu_plugin.so");
@@ -46,7 +46,7 @@ fn plugin() -> PathBuf {
     plugin
 }
 
-fn success(command: &mut Command) {
+fn run_successfully(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {output:?}");
 }
@@ -56,20 +56,20 @@ fn run(scenario: u32, cpus: u64, quantum: u32, arguments: &str) -> MeasuredTime 
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clock.S");
-    success(
-        Command::new(format!("{TOOLS}gcc"))
+    run_successfully(
+        Command::new(format!("{TOOL_PREFIX}gcc"))
             .args(["-nostdlib", "-static", "-Wl,-Ttext=0x40080000", "-Wl,--build-id=none"])
             .args([format!("-DSCENARIO={scenario}"), format!("-DCPUS={cpus}")])
             .args([format!("-DWORK={WORK}"), "-o".to_owned()])
             .args([path("program.elf"), source]),
     );
-    success(
-        Command::new(format!("{TOOLS}objcopy"))
+    run_successfully(
+        Command::new(format!("{TOOL_PREFIX}objcopy"))
             .args(["-O", "binary"])
             .args([path("program.elf"), path("program")]),
     );
     let emulator = env::var("GRANULE_QEMU").unwrap_or_else(|_| "qemu-system-aarch64".to_owned());
-    success(
+    run_successfully(
         Command::new(emulator)
             .args(["-M", "virt,virtualization=on,gic-version=2", "-cpu", "max", "-m", "128M"])
             .args(["-smp", &cpus.to_string(), "-icount", "shift=0,sleep=off"])
@@ -79,7 +79,7 @@ fn run(scenario: u32, cpus: u64, quantum: u32, arguments: &str) -> MeasuredTime 
             .arg("-plugin")
             .arg(format!(
                 "file={},out={},quantum={quantum}{arguments}",
-                plugin().display(),
+                plugin_path().display(),
                 path("counts").display()
             )),
     );
@@ -101,7 +101,7 @@ fn assert_near(found: u64, known: u64, quanta: u64) {
 
 #[test]
 #[ignore = "runs QEMU"]
-fn work_of_cpus_side_by_side_takes_the_time_of_one() {
+fn work_in_parallel_takes_the_time_of_one_cpu() {
     for cpus in [1, 2, 8] {
         let times = run(ALL_AT_ONCE, cpus, 1000, "");
 
@@ -112,8 +112,8 @@ fn work_of_cpus_side_by_side_takes_the_time_of_one() {
 
 #[test]
 #[ignore = "runs QEMU"]
-fn work_under_a_lock_takes_the_time_of_all() {
-    for scenario in [SPIN_BY_WFE, SPIN_BY_YIELD, SPIN_BY_LOADS, SLEEP] {
+fn serialized_work_takes_the_time_of_all_cpus() {
+    for scenario in [SPIN_BY_WFE, SPIN_BY_YIELD, SPIN_BY_LOADS, SLEEP_BY_WFI] {
         let times = run(scenario, 4, 1000, "");
 
         assert_near(times.elapsed, WORK * 4, 8);
@@ -125,7 +125,7 @@ fn work_under_a_lock_takes_the_time_of_all() {
 fn only_spinning_by_loads_is_work() {
     let work = |scenario| run(scenario, 4, 1000, "").work;
 
-    for scenario in [SPIN_BY_WFE, SPIN_BY_YIELD, SLEEP] {
+    for scenario in [SPIN_BY_WFE, SPIN_BY_YIELD, SLEEP_BY_WFI] {
         // A waiter reads the lock once per round.
         assert!(work(scenario) < WORK * 4 * 1020, "{scenario}");
     }
@@ -173,7 +173,7 @@ fn a_run_repeats_exactly() {
 
 #[test]
 #[ignore = "runs QEMU"]
-fn instructions_cost_what_the_arguments_say() {
+fn instructions_cost_as_set_by_arguments() {
     let times = run(ALL_AT_ONCE, 4, 1000, ",cost=instruction:500");
 
     assert_near(times.elapsed, WORK / 2, 1);

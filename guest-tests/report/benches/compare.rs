@@ -7,9 +7,8 @@ use std::fs;
 use criterion::{Criterion, criterion_group, criterion_main};
 use granule_report::{Comparison, ComparisonOptions, input, render};
 
-/// Returns a log with 20 runs for each of nine vCPU counts. Times differ by a few percent between
-/// runs.
-fn log(factor: u64) -> String {
+/// Returns a log with 20 runs for each of nine vCPU counts; times vary by a few percent.
+fn test_log(factor: u64) -> String {
     let mut log = String::new();
     for (run, vcpus) in (0..20).flat_map(|run| (1..=9).map(move |vcpus| (run, vcpus))) {
         log += &format!(
@@ -29,13 +28,13 @@ fn log(factor: u64) -> String {
 fn compare(criterion: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
     let paths = ["before", "after"].map(|name| [folder.path().join(name)]);
-    fs::write(&paths[0][0], log(1000)).unwrap();
-    fs::write(&paths[1][0], log(1010)).unwrap();
-    let [before, after] = paths.each_ref().map(|paths| input::side(paths).unwrap());
+    fs::write(&paths[0][0], test_log(1000)).unwrap();
+    fs::write(&paths[1][0], test_log(1010)).unwrap();
+    let [before, after] = paths.each_ref().map(|paths| input::read_side(paths).unwrap());
     let options = ComparisonOptions::default();
-    let compared = || Comparison::of(&before, &after, &options).unwrap();
+    let compared = || Comparison::new(&before, &after, &options).unwrap();
     let comparison = compared();
-    criterion.bench_function("read a log", |b| b.iter(|| input::side(&paths[0]).unwrap()));
+    criterion.bench_function("read a log", |b| b.iter(|| input::read_side(&paths[0]).unwrap()));
     criterion.bench_function("compare", |b| b.iter(compared));
     criterion.bench_function("render text", |b| b.iter(|| render::text(&comparison)));
     criterion.bench_function("render html", |b| b.iter(|| render::html(&comparison)));

@@ -3,9 +3,8 @@
 
     pip install scipy && python3 make_scipy.py > scipy.json
 
-Ratios are Hodges-Lehmann estimates on logarithms. Their intervals use SciPy's p-values alone: a
-shift between two neighbouring candidates is tried, and the interval holds the shifts that are not
-rejected at 5%.
+Ratios are Hodges-Lehmann estimates on logarithms. Their intervals contain the shifts that SciPy's
+p-value does not reject at 5%; one shift between each two neighbouring candidates is tested.
 """
 
 import json
@@ -36,17 +35,17 @@ def distinct(values):
 
 
 def mann_whitney(x, y):
-    """As SciPy chooses by itself, but counted for up to 49 values as well, as R does."""
+    """Tests as SciPy does by default, but exactly for up to 49 untied values, as R does."""
     both = np.concatenate([x, y])
-    counted = len(np.unique(both)) == len(both) and max(len(x), len(y)) < 50
-    return stats.mannwhitneyu(x, y, method="exact" if counted else "auto")
+    exact = len(np.unique(both)) == len(both) and max(len(x), len(y)) < 50
+    return stats.mannwhitneyu(x, y, method="exact" if exact else "auto")
 
 
 def unpaired(x, y):
     test = mann_whitney(x, y)
     a, b = np.log(x), np.log(y)
     differences = np.sort(np.subtract.outer(b, a).ravel())
-    # Equal candidates leave no room for a trial between them: step over them.
+    # No trial shift fits between equal candidates.
     candidates = distinct(differences)
     candidates = differences if len(candidates) == len(differences) else candidates
     has_student = min(len(a), len(b)) > 1 and a.std() > 0
@@ -76,7 +75,7 @@ def paired(x, y):
     }
 
 
-def sets():
+def unpaired_samples():
     for n, m in [(2, 2), (2, 3), (3, 3), (3, 5), (4, 4), (4, 9), (5, 5), (6, 6), (7, 30), (8, 8),
                  (9, 9), (10, 12), (15, 15), (20, 20), (30, 25), (51, 60)]:
         centre = random.uniform(5, 5000)
@@ -91,7 +90,7 @@ def sets():
     yield "one against many", np.array([5.5]), np.arange(1.0, 40.0)
 
 
-def pairs():
+def paired_samples():
     for n in [2, 3, 5, 6, 8, 12, 20, 35, 50, 51, 80]:
         base = random.uniform(50, 500) * np.exp(random.normal(0, 0.5, n))
         yield "untied", base, base * np.exp(random.normal(0.02, 0.03, n))
@@ -102,7 +101,8 @@ def pairs():
 
 
 print(f'{{"scipy": {json.dumps(scipy.__version__)},')
-for name, test, samples, end in [("unpaired", unpaired, sets, ","), ("paired", paired, pairs, "}")]:
+for name, test, samples, end in [("unpaired", unpaired, unpaired_samples, ","),
+                                ("paired", paired, paired_samples, "}")]:
     cases = ({"kind": kind, "before": x.tolist(), "after": y.tolist()} | test(x, y)
              for kind, x, y in samples())
     print(f' "{name}": [\n' + ",\n".join("  " + json.dumps(case) for case in cases) + f"\n ]{end}")

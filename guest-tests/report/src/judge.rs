@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Verdicts on the rows of a table: the test of each row, the correction of its p over the whole
-//! table, and the verdict.
+//! Verdicts on the rows of a table: tests each row, corrects its p over the table, and judges it.
 //!
 //! ```text
 //!                    at least two runs a side?  ── no ──▶ inconclusive
@@ -13,9 +12,9 @@
 //!   improvement
 //! ```
 //!
-//! The tests are two-sided and a regression is one-sided: a p of 9% is 4.5% for that side. At most
-//! 5% of tables without a difference report a regression. An improvement requires a p of 5%, so at
-//! most 2.5% report one: doubtful rows count against the change.
+//! The tests are two-sided and a regression is one-sided: its limit of 9% is a one-sided p of 4.5%.
+//! At most 5% of tables without a difference report a regression. An improvement requires a
+//! two-sided p of 5%, so at most 2.5% of these tables report one.
 //!
 //! Emulated figures need fewer runs:
 //!
@@ -23,34 +22,34 @@
 //!   than the minimum effect; one run a side is enough.
 //! - Times are exact for their schedule. If all runs of each side are equal, no test is needed.
 //!   For too few runs, Student's test on logarithms replaces the rank tests.
-//! - A time counts as equal if it grew by no more than timer ticks may add.
+//! - A difference of times that timer ticks can cause is no regression.
 
 use serde::Serialize;
 
 pub(crate) use crate::stats::TestedRow;
-use crate::stats::{self, ALPHA, Design, Runs};
+use crate::stats::{self, ALPHA, Design, Runs, logarithms};
 
 /// Nanoseconds that timer ticks may add by chance under emulation. One tick takes up to 30 us of
 /// work, several times the work of a phase without vCPUs.
-const TICKS: f64 = 60_000.0;
+const TICK_NOISE_NS: f64 = 60_000.0;
 
 /// Two-sided p below which a rank test shows a regression: 4.5% for that side, a tenth less than
 /// [`ALPHA`], so that fewer than 50 of 1,000 tables without a difference report one.
-const ONE_SIDED: f64 = 0.09;
+const REGRESSION_P_LIMIT: f64 = 0.09;
 
-const STUDENT: &str = "student";
+const STUDENT_TEST: &str = "student";
 
 /// Verdict on a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The figure grew by more than the minimum effect.
+    /// Growth of the figure by more than the minimum effect.
     Regression,
-    /// The figure fell by more than the minimum effect.
+    /// Decrease of the figure by more than the minimum effect.
     Improvement,
-    /// Growth beyond the minimum effect is excluded.
+    /// Verdict on runs that exclude growth beyond the minimum effect.
     NoRegression,
-    /// The runs establish neither a difference nor its absence.
+    /// Verdict on runs that establish neither a difference nor its absence.
     Inconclusive,
 }
 
@@ -75,15 +74,15 @@ impl Verdict {
 }
 
 impl TestedRow {
-    /// Returns whether the difference is significant, in either direction.
-    pub fn is_found(&self) -> bool {
+    /// Reports whether the difference is significant in either direction.
+    pub fn is_significant(&self) -> bool {
         self.p_holm < ALPHA
     }
 
     /// Returns the corrected p below which a row is a regression. Student's test assumes normal
     /// values, so it keeps the stricter two-sided limit.
-    fn enough(&self) -> f64 {
-        if self.test == STUDENT { ALPHA } else { ONE_SIDED }
+    fn p_limit(&self) -> f64 {
+        if self.test == STUDENT_TEST { ALPHA } else { REGRESSION_P_LIMIT }
     }
 }
 
@@ -92,18 +91,18 @@ impl TestedRow {
 pub(crate) struct RowFigures {
     pub runs: Runs,
     pub design: Design,
-    /// True if an emulator made the figures, so that each is exact for its schedule.
-    pub emulated: bool,
-    /// True if figures are nanoseconds; otherwise they are counts.
-    pub time: bool,
+    /// Indicates that an emulator made the figures, so that each is exact for its schedule.
+    pub is_emulated: bool,
+    /// Indicates that figures are nanoseconds; otherwise they are counts.
+    pub is_time: bool,
 }
 
 impl RowFigures {
     fn is_testable(&self) -> bool {
-        self.runs.count() >= 2 && (self.time || !self.emulated)
+        self.runs.runs_per_side() >= 2 && (self.is_time || !self.is_emulated)
     }
 
-    /// Tests the row as one of `rows` in its table.
+    /// Tests the row; `rows` is the number of tested rows in its table.
     fn test(&self, rows: usize) -> Option<TestedRow> {
         if !self.is_testable() {
             return None;
@@ -117,17 +116,17 @@ impl RowFigures {
                 stats::wilcoxon(&stats::differences(before, after))
             }
             Design::Paired => {
-                stats::wilcoxon(&stats::differences(&logarithms(before), &logarithms(after)))
+                stats::wilcoxon(&stats::differences(&logarithms(before)?, &logarithms(after)?))
             }
             Design::Independent => stats::mann_whitney(before, after)?,
         };
         if design == Design::Independent
-            && self.emulated
+            && self.is_emulated
             && ratio.is_some()
             && min_p() * rows as f64 > ALPHA
         {
-            let (t, p) = stats::student(&logarithms(before), &logarithms(after))?;
-            tested = TestedRow { test: STUDENT, exact: false, statistic: t, p, ..tested };
+            let (t, p) = stats::student(&logarithms(before)?, &logarithms(after)?)?;
+            tested = TestedRow { test: STUDENT_TEST, is_exact: false, statistic: t, p, ..tested };
         }
         tested.ratio = ratio.map(|(ratio, _)| ratio);
         tested.interval = ratio.and_then(|(_, interval)| interval);
@@ -142,10 +141,11 @@ impl RowFigures {
         let (up, down) = (1.0 + effect, 1.0 / (1.0 + effect));
         let constant = before.min == before.max && after.min == after.max;
         let repeated = before.runs > 1 && after.runs > 1;
-        if self.emulated && self.time && (after.median - before.median).abs() < TICKS {
+        if self.is_emulated && self.is_time && (after.median - before.median).abs() < TICK_NOISE_NS
+        {
             return Verdict::NoRegression;
         }
-        if self.emulated && (!self.time || constant && repeated) {
+        if self.is_emulated && (!self.is_time || constant && repeated) {
             let within = before.median * down..=before.median * up;
             return if after.min > before.max * up {
                 Verdict::Regression
@@ -166,20 +166,16 @@ impl RowFigures {
             None => after.median / before.median,
         };
         let interval_ends_below = tested.interval.is_some_and(|[_, high]| high <= up);
-        if tested.p_holm < tested.enough() && ratio > up {
+        if tested.p_holm < tested.p_limit() && ratio > up {
             Verdict::Regression
-        } else if tested.is_found() && ratio < down {
+        } else if tested.is_significant() && ratio < down {
             Verdict::Improvement
-        } else if tested.is_found() || interval_ends_below {
+        } else if tested.is_significant() || interval_ends_below {
             Verdict::NoRegression
         } else {
             Verdict::Inconclusive
         }
     }
-}
-
-fn logarithms(figures: &[f64]) -> Vec<f64> {
-    figures.iter().map(|figure| figure.ln()).collect()
 }
 
 /// Tests and judges every row of a table; a ratio beyond 1 + `effect` is a regression.
@@ -192,8 +188,8 @@ pub(crate) fn judge(rows: &[RowFigures], effect: f64) -> Vec<(Option<TestedRow>,
     }
     let judged = rows.iter().zip(tested).map(|(row, mut tested)| {
         if let Some(tested) = &mut tested {
-            let alpha = tested.enough() / family as f64;
-            tested.detectable = stats::detectable(row.design, &row.runs, alpha);
+            let alpha = tested.p_limit() / family as f64;
+            tested.detectable_ratio = stats::detectable_ratio(row.design, &row.runs, alpha);
         }
         let verdict = row.verdict(tested.as_ref(), effect);
         (tested, verdict)
@@ -201,10 +197,10 @@ pub(crate) fn judge(rows: &[RowFigures], effect: f64) -> Vec<(Option<TestedRow>,
     judged.collect()
 }
 
-/// Returns the number of runs a side that a table with `rows` rows needs for any significance.
+/// Returns the smallest number of runs a side that can be significant in a table of `rows` rows.
 pub(crate) fn min_runs(rows: usize, design: Design) -> usize {
-    let enough = |&runs: &usize| stats::min_p(design, runs, runs) * rows.max(1) as f64 <= ALPHA;
-    (2..=40).find(enough).unwrap_or(40)
+    let suffices = |&runs: &usize| stats::min_p(design, runs, runs) * rows.max(1) as f64 <= ALPHA;
+    (2..=40).find(suffices).unwrap_or(40)
 }
 
 #[cfg(test)]
@@ -214,14 +210,14 @@ mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::stats::tests::Normal;
+    use crate::stats::tests::LogNormal;
 
     fn row(before: &[f64], after: &[f64]) -> RowFigures {
         RowFigures {
             runs: Runs { before: before.to_vec(), after: after.to_vec() },
             design: Design::Independent,
-            emulated: false,
-            time: true,
+            is_emulated: false,
+            is_time: true,
         }
     }
 
@@ -230,7 +226,7 @@ mod tests {
     }
 
     fn runs(seed: u64, count: usize, centre: f64) -> Vec<f64> {
-        Normal::new(seed).sample(count, centre, 0.02)
+        LogNormal::new(seed).sample(count, centre, 0.02)
     }
 
     #[test]
@@ -252,9 +248,9 @@ mod tests {
     #[test]
     fn emulated_figures_are_exact() {
         let time =
-            |before: &[f64], after: &[f64]| RowFigures { emulated: true, ..row(before, after) };
+            |before: &[f64], after: &[f64]| RowFigures { is_emulated: true, ..row(before, after) };
         let count =
-            |before: &[f64], after: &[f64]| RowFigures { time: false, ..time(before, after) };
+            |before: &[f64], after: &[f64]| RowFigures { is_time: false, ..time(before, after) };
         for (row, effect, expected) in [
             (time(&[1e6], &[1.1e6]), 0.03, Verdict::Inconclusive),
             (time(&[1e6; 2], &[1.1e6; 2]), 0.03, Verdict::Regression),
@@ -264,7 +260,7 @@ mod tests {
             // Three seeds are enough if their times are close.
             (time(&[1e6, 1.01e6, 1.02e6], &[1.1e6, 1.11e6, 1.12e6]), 0.03, Verdict::Regression),
             (time(&[2e4; 2], &[8.1e4; 2]), 0.03, Verdict::Regression),
-            // Less than timer ticks may add.
+            // Timer ticks can cause the difference.
             (time(&[2e4; 2], &[7.9e4; 2]), 0.03, Verdict::NoRegression),
             (time(&[1e6], &[1.05e6]), 0.03, Verdict::NoRegression),
             // The times of both sides overlap.
@@ -292,20 +288,20 @@ mod tests {
         assert_eq!(min_runs(1, Design::Paired), 6);
     }
 
-    fn table(normal: &mut Normal, rows: i32, runs: usize, emulated: bool) -> Vec<RowFigures> {
+    fn table(normal: &mut LogNormal, rows: i32, runs: usize, is_emulated: bool) -> Vec<RowFigures> {
         (0..rows)
             .map(|at| {
                 let centre = 1e6 * f64::from(1 + at * at);
                 let before = normal.sample(runs, centre, 0.02);
                 let after = normal.sample(runs, centre, 0.02);
-                RowFigures { emulated, ..row(&before, &after) }
+                RowFigures { is_emulated, ..row(&before, &after) }
             })
             .collect()
     }
 
     /// Returns how many of 1,000 tables without a difference report a regression.
-    fn alarms(seed: u64, rows: i32, runs: usize, effect: f64, emulated: bool) -> usize {
-        let mut normal = Normal::new(seed);
+    fn false_positives(seed: u64, rows: i32, runs: usize, effect: f64, emulated: bool) -> usize {
+        let mut normal = LogNormal::new(seed);
         let reported = (0..1000).filter(|_| {
             let judged = judge(&table(&mut normal, rows, runs, emulated), effect);
             judged.iter().any(|(_, verdict)| *verdict == Verdict::Regression)
@@ -314,8 +310,8 @@ mod tests {
     }
 
     /// Returns how many of 1,000 tables report their single slower row (3%) as a regression.
-    fn finds(seed: u64, rows: i32) -> usize {
-        let mut normal = Normal::new(seed);
+    fn detections(seed: u64, rows: i32) -> usize {
+        let mut normal = LogNormal::new(seed);
         let found = (0..1000).filter(|_| {
             let mut rows = table(&mut normal, rows, 20, false);
             let at = rows.len() / 2;
@@ -341,13 +337,13 @@ mod tests {
     fn check_error_rates(seeds: fn(u64) -> Range<u64>) {
         for (kind, (rows, runs, effect, emulated)) in (1..).zip(EQUAL_TABLES) {
             let (seeds, count) = (seeds(kind), seeds(kind).count());
-            let all: usize = seeds.map(|seed| alarms(seed, rows, runs, effect, emulated)).sum();
+            let all: usize = seeds.map(|s| false_positives(s, rows, runs, effect, emulated)).sum();
             println!("{rows} rows, {runs} runs: {all} of {count},000 report a regression");
             assert!(all <= count * 50, "{rows} rows, {runs} runs: {all} of {count},000");
         }
         for (kind, rows) in [(6, 1), (7, 7), (8, 28)] {
             let (seeds, count) = (seeds(kind), seeds(kind).count());
-            let all: usize = seeds.map(|seed| finds(seed, rows)).sum();
+            let all: usize = seeds.map(|seed| detections(seed, rows)).sum();
             println!("{rows} rows: 3% found in {all} of {count},000");
             assert!(all >= count * 900, "{rows} rows: {all} of {count},000");
         }

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! [`results`] defines the format. [`input`] reads results, run directories, logs of the kernel's
-//! tests and criterion's files into [`Sample`]s. [`Comparison::of`] pairs the samples of two sides,
-//! checks their provenance, and computes a test and a verdict for each row. [`render`] prints a
-//! [`Comparison`]; its module `columns` declares the columns of all tables.
+//! tests and criterion's files into [`Sample`]s. [`Comparison::new`] pairs the samples of both
+//! sides, checks their provenance, and computes a test and a verdict for each row. [`render`]
+//! prints a [`Comparison`]; its module `columns` declares the columns of all tables.
 
 mod comparison;
 pub mod input;

@@ -3,20 +3,20 @@
 //!
 //! The series, the kernel image and the local part of the kernel release may differ. Architecture,
 //! kernel version, CPU with its features, base page, emulator with its options, engine and page
-//! sizes that back the memory must be known and equal. The check is made for each configuration,
-//! because the emulator's options may depend on it.
+//! sizes that back the memory must be known and equal. Each configuration is checked, because
+//! the emulator's options may depend on it.
 
 use std::{collections::BTreeSet, fmt};
 
 use serde::Serialize;
 
-use crate::sample::{Sample, printable};
+use crate::sample::{Sample, make_printable};
 use granule_types::{
-    record::{Host, ResidentPages, Series},
+    record::{HostInfo, ResidentPages, Series},
     units::Bytes,
 };
 
-/// Share of the memory below which a page size is ignored as backing.
+/// Minimum share of the memory for a page size to count as backing.
 const MIN_SHARE_PERCENT: u128 = 5;
 
 /// Provenance field that differs between the sides, has several values on one, or is unknown.
@@ -48,38 +48,38 @@ impl fmt::Display for Difference {
 
 pub const ENGINE_FIELD: &str = "engine";
 
-/// Name of a field and its value in a sample; `None` if unknown.
-type Field = (&'static str, fn(&Sample) -> Option<String>);
+/// Name of a field, and its value in a sample; `None` if unknown.
+type ProvenanceField = (&'static str, fn(&Sample) -> Option<String>);
 
-const FIELDS: [Field; 7] = [
-    ("architecture", |r| known(&r.host.arch)),
-    ("kernel version", |r| known(version(&r.host.kernel))),
+const REQUIRED_FIELDS: [ProvenanceField; 7] = [
+    ("architecture", |r| none_if_empty(&r.host.arch)),
+    ("kernel version", |r| none_if_empty(kernel_version(&r.host.kernel))),
     ("CPU", |r| r.host.cpu.clone()),
-    ("CPU features", |r| features(&r.host)),
+    ("CPU features", |r| feature_list(&r.host)),
     ("base page", |r| r.host.page_size.map(|size| size.to_string())),
     ("emulator", |r| is_known(&r.host).then(|| r.host.emulator.clone().unwrap_or("none".into()))),
-    (ENGINE_FIELD, |r| known(&r.engine)),
+    (ENGINE_FIELD, |r| none_if_empty(&r.engine)),
 ];
 
 /// Returns the differences between runs of one configuration, in order of importance.
 pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
-    let known_alike = |difference: &Difference| {
+    let is_known_and_equal = |difference: &Difference| {
         difference.before == difference.after
             && difference.before.len() == 1
             && !difference.before.contains(&None)
     };
-    let mut found: Vec<_> = FIELDS
+    let mut found: Vec<_> = REQUIRED_FIELDS
         .iter()
         .map(|(field, read)| Difference {
             field,
             before: before.iter().copied().map(read).collect(),
             after: after.iter().copied().map(read).collect(),
         })
-        .filter(|difference| !known_alike(difference))
+        .filter(|difference| !is_known_and_equal(difference))
         .collect();
-    // Runs of one side may obtain different page sizes: the sides differ only if the sets do.
+    // Page sizes may differ between runs of one side, so the sets are compared.
     let backing = |samples: &[&Sample]| -> BTreeSet<_> {
-        samples.iter().map(|sample| sample.obtained.as_ref().map(backed_by)).collect()
+        samples.iter().map(|sample| sample.resident_pages.as_ref().map(page_sizes)).collect()
     };
     let (before, after) = (backing(before), backing(after));
     if before != after {
@@ -89,12 +89,12 @@ pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
 }
 
 /// Reports whether the host is known; a log does not describe its host.
-fn is_known(host: &Host) -> bool {
-    *host != Host::default()
+fn is_known(host: &HostInfo) -> bool {
+    *host != HostInfo::default()
 }
 
-/// Returns the version part of a kernel release, `-rc` included: `5.10.262` of `5.10.262-granule+`.
-fn version(release: &str) -> &str {
+/// Returns the version in a kernel release, with `-rc`: `5.10.262` in `5.10.262-granule+`.
+fn kernel_version(release: &str) -> &str {
     let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let end = release.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(release.len());
     match release[end..].strip_prefix("-rc") {
@@ -104,23 +104,21 @@ fn version(release: &str) -> &str {
 }
 
 /// Returns the CPU features as `name=value`, or `none`; `None` if the host is unknown.
-pub fn features(host: &Host) -> Option<String> {
-    let features = host.features.iter();
-    let features = features.map(|(name, value)| format!("{name}={value}"));
+pub fn feature_list(host: &HostInfo) -> Option<String> {
+    let features = host.features.iter().map(|(name, value)| format!("{name}={value}"));
     let features = features.collect::<Vec<_>>().join(" ");
-    let named = if features.is_empty() { "none".to_owned() } else { features };
-    is_known(host).then_some(named)
+    is_known(host).then(|| if features.is_empty() { "none".to_owned() } else { features })
 }
 
-fn known(text: &str) -> Option<String> {
+fn none_if_empty(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
 /// Returns the page sizes that back the memory, smallest first: `4K and 2M pages`.
-fn backed_by(obtained: &ResidentPages) -> String {
-    let total: u128 = obtained.resident.values().map(|&bytes| u128::from(bytes)).sum();
+fn page_sizes(obtained: &ResidentPages) -> String {
+    let total: u128 = obtained.resident_bytes.values().map(|&bytes| u128::from(bytes)).sum();
     let sizes: Vec<_> = obtained
-        .resident
+        .resident_bytes
         .iter()
         .filter(|&(_, &bytes)| bytes > 0 && u128::from(bytes) * 100 >= total * MIN_SHARE_PERCENT)
         .map(|(&size, _)| Bytes(size).to_string())
@@ -137,7 +135,7 @@ pub(crate) struct Side {
     pub label: String,
     /// `uname -r`; empty if unknown.
     pub kernel: String,
-    /// `None` if unknown.
+    /// Applied series; `None` if unknown.
     pub series: Option<Vec<Series>>,
     pub image_sha256: Option<String>,
     pub cpu: Option<String>,
@@ -149,12 +147,12 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    pub(crate) fn of(label: String, samples: &[Sample]) -> Self {
+    pub(crate) fn new(label: String, samples: &[Sample]) -> Self {
         let host = samples.first().map(|sample| sample.host.clone());
         let host = host.unwrap_or_default();
         Self {
-            label: printable(&label),
-            features: features(&host).unwrap_or_default(),
+            label: make_printable(&label),
+            features: feature_list(&host).unwrap_or_default(),
             kernel: host.kernel,
             series: host.series,
             image_sha256: host.image_sha256,
@@ -232,7 +230,8 @@ mod tests {
             ("emulator", |r| r.host.emulator = None),
             (ENGINE_FIELD, |r| r.engine = "model".to_owned()),
             ("backing page sizes", |r| {
-                r.obtained = Some(ResidentPages { resident: [(4096, 64 << 20)].into() });
+                r.resident_pages =
+                    Some(ResidentPages { resident_bytes: [(4096, 64 << 20)].into() });
             }),
         ];
         for (field, edit) in edits {
@@ -263,11 +262,11 @@ mod tests {
     #[test]
     fn a_few_small_pages_do_not_change_the_backing() {
         let obtained =
-            |small, huge| ResidentPages { resident: [(4096, small), (2 << 20, huge)].into() };
-        assert_eq!(backed_by(&obtained(4096, 64 << 20)), "2M pages");
-        assert_eq!(backed_by(&obtained(32 << 20, 32 << 20)), "4K and 2M pages");
-        assert_eq!(backed_by(&obtained(0, 0)), "nothing");
-        assert_eq!(backed_by(&obtained(u64::MAX, u64::MAX)), "4K and 2M pages");
+            |small, huge| ResidentPages { resident_bytes: [(4096, small), (2 << 20, huge)].into() };
+        assert_eq!(page_sizes(&obtained(4096, 64 << 20)), "2M pages");
+        assert_eq!(page_sizes(&obtained(32 << 20, 32 << 20)), "4K and 2M pages");
+        assert_eq!(page_sizes(&obtained(0, 0)), "nothing");
+        assert_eq!(page_sizes(&obtained(u64::MAX, u64::MAX)), "4K and 2M pages");
     }
 
     #[test]
@@ -279,7 +278,7 @@ mod tests {
             ("6.1.0+", "6.1.0"),
             ("custom", ""),
         ] {
-            assert_eq!(version(release), expected);
+            assert_eq!(kernel_version(release), expected);
         }
     }
 }

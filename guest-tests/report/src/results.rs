@@ -13,9 +13,8 @@
 //! A change that breaks one of these rules requires another schema, which existing readers refuse.
 //!
 //! Each line is written and flushed before the next phase begins, so an interrupted run keeps its
-//! finished phases. A line records the number of lines that follow it (`left`), so that a reader
-//! recognises a file that was cut off between two lines; older results do not record it. Blank
-//! lines are ignored.
+//! finished phases. The optional field `left` is the number of lines that follow, so that a
+//! reader recognises a file that was cut off between two lines. Blank lines are ignored.
 
 use std::{
     fmt,
@@ -29,10 +28,9 @@ use thiserror::Error;
 
 use granule_types::record::{Record, SCHEMA};
 
-/// Error returned when a file is not a complete input, or cannot be read or written. It names file,
-/// line and remedy.
+/// Error returned when a file is incomplete or inaccessible. It names file, line and remedy.
 #[derive(Debug, Error)]
-#[error("{}{message}", place(.path.as_ref(), *.line))]
+#[error("{}{message}", position(.path.as_ref(), *.line))]
 pub struct FileError {
     path: Option<PathBuf>,
     line: Option<usize>,
@@ -46,7 +44,7 @@ impl FileError {
     }
 
     /// Adds the number of the faulty line, counted from 1.
-    pub(crate) fn at(self, line: usize) -> Self {
+    pub(crate) fn at_line(self, line: usize) -> Self {
         Self { line: Some(line), ..self }
     }
 
@@ -60,8 +58,8 @@ impl FileError {
     }
 }
 
-/// Formats a position in a file.
-fn place(path: Option<&PathBuf>, line: Option<usize>) -> String {
+/// Formats a position in a file as the start of a message.
+fn position(path: Option<&PathBuf>, line: Option<usize>) -> String {
     let path = path.map(|path| format!("{}: ", path.display()));
     path.into_iter().chain(line.map(|line| format!("line {line}: "))).collect()
 }
@@ -77,12 +75,12 @@ pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
         if text.trim().is_empty() {
             continue;
         }
-        let (left, record) = read_record(text).map_err(|error| error.at(line))?;
-        check_follows(before, Some(left))?;
-        before = left.map(|left| (line, left));
+        let (remaining, record) = read_record(text).map_err(|error| error.at_line(line))?;
+        check_no_gap(before, Some(remaining))?;
+        before = remaining.map(|remaining| (line, remaining));
         records.push(record);
     }
-    check_follows(before, None)?;
+    check_no_gap(before, None)?;
     if records.is_empty() {
         return Err(FileError::new(
             "holds no record: the test ended before its first phase; run it again",
@@ -91,14 +89,14 @@ pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
     Ok(records)
 }
 
-/// Checks that no record is missing after `before` (its line, and the number of records it
-/// announces). `next` is the announcement of the next record, or `None` at the end of the file.
-fn check_follows(before: Option<(usize, u64)>, next: Option<Option<u64>>) -> Result<(), FileError> {
+/// Checks that no record is missing after the record `before`: its line, and the number of records
+/// that it announces. `next` is the announcement of the next record; `None` at the end of the file.
+fn check_no_gap(before: Option<(usize, u64)>, next: Option<Option<u64>>) -> Result<(), FileError> {
     let Some((line, required @ 1..)) = before else {
         return Ok(());
     };
     let missing = match next.flatten() {
-        Some(left) if left < required => required - 1 - left,
+        Some(remaining) if remaining < required => required - 1 - remaining,
         _ => required,
     };
     let fault = match (next, missing) {
@@ -112,19 +110,20 @@ fn check_follows(before: Option<(usize, u64)>, next: Option<Option<u64>>) -> Res
         "the record announces {required} more, but {fault}: the run ended early, or the file is \
          cut off; run the test again"
     );
-    Err(FileError::new(message).at(line))
+    Err(FileError::new(message).at_line(line))
 }
 
 /// Parses one line: the number of lines that follow it, and the record. The schema is parsed first,
 /// to distinguish a file of another kind or version from a damaged one.
 fn read_record(text: &str) -> Result<(Option<u64>, Record), FileError> {
     #[derive(Deserialize)]
-    struct Tag {
+    struct RecordHeader {
         #[serde(default)]
         schema: String,
-        left: Option<u64>,
+        #[serde(rename = "left")]
+        remaining_lines: Option<u64>,
     }
-    let tag: Tag = serde_json::from_str(text).map_err(|error| {
+    let header: RecordHeader = serde_json::from_str(text).map_err(|error| {
         if error.is_eof() {
             FileError::new("the record is cut off; delete the line or run the test again")
         } else {
@@ -132,15 +131,15 @@ fn read_record(text: &str) -> Result<(Option<u64>, Record), FileError> {
                 .caused_by(error)
         }
     })?;
-    if tag.schema != SCHEMA {
-        let message = format!("its schema is '{}'; this program reads {SCHEMA}", tag.schema);
+    if header.schema != SCHEMA {
+        let message = format!("its schema is '{}'; this program reads {SCHEMA}", header.schema);
         return Err(FileError::new(message));
     }
     let record = serde_json::from_str(text).map_err(|error| {
         FileError::new(format!("not a whole record of schema {SCHEMA}; run the test again"))
             .caused_by(error)
     })?;
-    Ok((tag.left, record))
+    Ok((header.remaining_lines, record))
 }
 
 /// A record and the number of lines that follow it.
@@ -148,7 +147,8 @@ fn read_record(text: &str) -> Result<(Option<u64>, Record), FileError> {
 struct ResultLine<'a> {
     #[serde(flatten)]
     record: &'a Record,
-    left: u64,
+    #[serde(rename = "left")]
+    remaining_lines: u64,
 }
 
 /// Formats records as the lines of a complete file.
@@ -158,15 +158,17 @@ struct ResultLine<'a> {
 pub fn record_lines(records: &[Record]) -> Result<String, serde_json::Error> {
     let lines = records.iter().zip((0..records.len() as u64).rev());
     lines
-        .map(|(record, left)| Ok(serde_json::to_string(&ResultLine { record, left })? + "\n"))
+        .map(|(record, remaining)| {
+            Ok(serde_json::to_string(&ResultLine { record, remaining_lines: remaining })? + "\n")
+        })
         .collect()
 }
 
 /// Writes records to a file, one a line.
 pub struct RecordWriter {
     path: PathBuf,
-    to: Box<dyn Write>,
-    left: u64,
+    output: Box<dyn Write>,
+    remaining_lines: u64,
 }
 
 impl fmt::Debug for RecordWriter {
@@ -181,14 +183,14 @@ impl RecordWriter {
     /// # Errors
     /// The file cannot be created.
     pub fn create(path: &Path, records: u64) -> Result<Self, FileError> {
-        let to: Box<dyn Write> = if path == Path::new("-") {
+        let output: Box<dyn Write> = if path == Path::new("-") {
             Box::new(io::stdout())
         } else {
             let message = || format!("cannot create the results file {}", path.display());
             let file = File::create(path);
             Box::new(file.map_err(|error| FileError::new(message()).caused_by(error))?)
         };
-        Ok(Self { path: path.to_owned(), to, left: records })
+        Ok(Self { path: path.to_owned(), output, remaining_lines: records })
     }
 
     /// Writes and flushes one record.
@@ -196,13 +198,13 @@ impl RecordWriter {
     /// # Errors
     /// The line cannot be written.
     pub fn write(&mut self, record: &Record) -> Result<(), FileError> {
-        self.left = self.left.saturating_sub(1);
-        let left = self.left;
+        self.remaining_lines = self.remaining_lines.saturating_sub(1);
+        let remaining = self.remaining_lines;
         let mut write = || {
-            let mut line = serde_json::to_vec(&ResultLine { record, left })?;
+            let mut line = serde_json::to_vec(&ResultLine { record, remaining_lines: remaining })?;
             line.push(b'\n');
-            self.to.write_all(&line)?;
-            self.to.flush()
+            self.output.write_all(&line)?;
+            self.output.flush()
         };
         write().map_err(|error: io::Error| {
             let message = format!("cannot write results to {}", self.path.display());
@@ -215,7 +217,7 @@ impl RecordWriter {
 mod tests {
     use super::*;
     use crate::tests::record;
-    use granule_types::record::Host;
+    use granule_types::record::HostInfo;
 
     fn refusal(text: &str) -> String {
         read_records(text).unwrap_err().to_string()
@@ -231,11 +233,11 @@ mod tests {
 
         let records = read_records(&format!("{line}\n\n{value}\r\n")).unwrap();
 
-        assert_eq!(records, [record(), Record { host: Host::default(), ..record() }]);
+        assert_eq!(records, [record(), Record { host: HostInfo::default(), ..record() }]);
     }
 
     #[test]
-    fn a_cut_file_names_its_last_line() {
+    fn a_truncated_file_is_refused_at_its_last_line() {
         let line = serde_json::to_string(&record()).unwrap();
         for cut in 1..line.len() {
             let error = refusal(&format!("{line}\n{}", &line[..cut]));
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_lines_are_found_at_any_place() {
+    fn missing_records_are_detected_at_any_position() {
         let whole = record_lines(&vec![record(); 4]).unwrap();
         let lines: Vec<&str> = whole.lines().collect();
         let without = |gone: std::ops::Range<usize>| {
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn other_and_damaged_lines_are_distinguished() {
+    fn unknown_schemas_and_damaged_lines_are_distinguished() {
         let no_phase = format!(r#"{{"schema":"{SCHEMA}"}}"#);
         for (text, expected) in [
             ("", "no record"),

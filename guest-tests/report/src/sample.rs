@@ -9,8 +9,8 @@ use serde_json::Value;
 use granule_types::{
     backing::Backing,
     phase::Phase,
-    record::{Host, Record, ResidentPages},
-    units::{Bytes, counted},
+    record::{HostInfo, Record, ResidentPages},
+    units::{Bytes, pluralize},
 };
 
 /// Names of engines whose inputs are logs or benchmark files without a host.
@@ -29,14 +29,14 @@ pub(crate) mod engine {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sample {
     /// Host; the default if the input does not describe it.
-    pub(crate) host: Host,
+    pub(crate) host: HostInfo,
     /// Engine: `kvm`, `model`, or the name of another test.
     pub(crate) engine: String,
     pub(crate) setup: RunSetup,
     pub(crate) seed: u64,
     pub(crate) iteration: u32,
     /// Page sizes that backed the memory.
-    pub(crate) obtained: Option<ResidentPages>,
+    pub(crate) resident_pages: Option<ResidentPages>,
     pub(crate) phase: AnyPhase,
     /// Time in nanoseconds; under emulation the work of all CPUs.
     pub(crate) ns: f64,
@@ -48,7 +48,7 @@ pub struct Sample {
     pub(crate) counters: BTreeMap<String, u64>,
     /// Events of the host kernel.
     pub(crate) events: BTreeMap<String, u64>,
-    /// State at the end of the phase.
+    /// Gauges at the end of the phase.
     pub(crate) gauges: BTreeMap<String, u64>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct RunSetup {
     pub backing: Option<Backing>,
     pub memory: Option<Bytes>,
     pub vcpus: Option<u32>,
-    /// True if the host populated the memory before the first phase.
+    /// Indicates that the host populated the memory before the first phase.
     pub prefault: bool,
     /// Further options that affect figures, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -80,7 +80,7 @@ impl RunSetup {
         }
         parts.extend(self.backing.map(|backing| backing.to_string()));
         parts.extend(self.memory.map(|memory| memory.to_string()));
-        parts.extend(self.vcpus.map(|vcpus| counted(vcpus, "vCPU")));
+        parts.extend(self.vcpus.map(|vcpus| pluralize(vcpus, "vCPU")));
         if self.prefault {
             parts.push("prefaulted".to_owned());
         }
@@ -90,8 +90,8 @@ impl RunSetup {
     }
 }
 
-/// Distance between the ranks of two phases, which leaves ranks for the rounds of the first.
-const ROUNDS: usize = 1 << 20;
+/// Distance between the ranks of two phases, for the rounds of the first.
+const RANKS_PER_PHASE: usize = 1 << 20;
 
 /// Phase of the page-table test or of another test, ordered by execution.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
@@ -105,16 +105,18 @@ pub(crate) struct AnyPhase {
 impl AnyPhase {
     /// Returns the phase at position `rank` of another test.
     pub(crate) const fn of_other_test(rank: usize, name: &'static str) -> Self {
-        Self { rank: Phase::TABLE_ORDER.len() * ROUNDS + rank, name: Cow::Borrowed(name) }
+        Self { rank: Phase::TABLE_ORDER.len() * RANKS_PER_PHASE + rank, name: Cow::Borrowed(name) }
     }
 
     /// Returns the phase of a record, with its round if it has one.
-    fn of(record: &Record) -> Self {
+    fn of_record(record: &Record) -> Self {
         let phase = Self::from(record.phase);
         match record.round {
             None => phase,
             Some(round) => Self {
-                rank: phase.rank + usize::try_from(round).map_or(ROUNDS - 1, |n| n.min(ROUNDS - 1)),
+                rank: phase.rank
+                    + usize::try_from(round)
+                        .map_or(RANKS_PER_PHASE - 1, |n| n.min(RANKS_PER_PHASE - 1)),
                 name: format!("{}-{round}", phase.name).into(),
             },
         }
@@ -129,7 +131,7 @@ impl From<Phase> for AnyPhase {
     fn from(phase: Phase) -> Self {
         let at = Phase::TABLE_ORDER.iter().position(|&known| known == phase);
         Self {
-            rank: at.unwrap_or(Phase::TABLE_ORDER.len()) * ROUNDS,
+            rank: at.unwrap_or(Phase::TABLE_ORDER.len()) * RANKS_PER_PHASE,
             name: Cow::Borrowed(phase.name()),
         }
     }
@@ -156,7 +158,7 @@ impl Sample {
 
     /// Reports whether the sample comes from an input that does not describe its host.
     pub(crate) fn is_without_host(&self) -> bool {
-        engine::WITHOUT_HOST.contains(&self.engine.as_str()) && self.host == Host::default()
+        engine::WITHOUT_HOST.contains(&self.engine.as_str()) && self.host == HostInfo::default()
     }
 }
 
@@ -164,16 +166,16 @@ impl From<&Record> for Sample {
     fn from(record: &Record) -> Self {
         // Cannot fail: replacing characters in strings leaves the JSON of a record valid.
         let record: Record = serde_json::to_value(record)
-            .and_then(|value| serde_json::from_value(printable_value(value)))
+            .and_then(|value| serde_json::from_value(make_value_printable(value)))
             .unwrap_or_default();
-        let phase = AnyPhase::of(&record);
+        let phase = AnyPhase::of_record(&record);
         let config = record.config;
         Self {
             host: record.host,
             engine: record.engine,
             setup: RunSetup {
                 subject: String::new(),
-                mode: single_spaced(&config.mode),
+                mode: collapse_spaces(&config.mode),
                 backing: Some(config.backing),
                 memory: Some(config.memory),
                 vcpus: Some(config.vcpus),
@@ -182,7 +184,7 @@ impl From<&Record> for Sample {
             },
             seed: config.seed,
             iteration: config.iteration,
-            obtained: record.obtained,
+            resident_pages: record.resident_pages,
             phase,
             ns: record.ns.0 as f64,
             elapsed_ns: record.elapsed_ns.map(|ns| ns.0 as f64),
@@ -194,13 +196,14 @@ impl From<&Record> for Sample {
     }
 }
 
-fn printable_value(value: Value) -> Value {
+fn make_value_printable(value: Value) -> Value {
     match value {
-        Value::String(text) => Value::String(printable(&text)),
-        Value::Array(list) => list.into_iter().map(printable_value).collect(),
-        Value::Object(map) => {
-            map.into_iter().map(|(name, v)| (printable(&name), printable_value(v))).collect()
-        }
+        Value::String(text) => Value::String(make_printable(&text)),
+        Value::Array(list) => list.into_iter().map(make_value_printable).collect(),
+        Value::Object(map) => map
+            .into_iter()
+            .map(|(name, v)| (make_printable(&name), make_value_printable(v)))
+            .collect(),
         other => other,
     }
 }
@@ -211,14 +214,14 @@ pub(crate) fn samples(records: &[Record]) -> Vec<Sample> {
 
 /// Replaces with `?` every character that a terminal, a table or a test runner interprets: control
 /// characters, line separators and bidirectional formatting characters.
-pub(crate) fn printable(text: &str) -> String {
+pub(crate) fn make_printable(text: &str) -> String {
     let is_active =
         |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.replace(is_active, "?")
 }
 
 /// Collapses each run of white space into one space.
-pub(crate) fn single_spaced(text: &str) -> String {
+pub(crate) fn collapse_spaces(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -228,13 +231,13 @@ mod tests {
     use crate::tests::record;
 
     #[test]
-    fn phases_and_rounds_sort_as_they_run() {
-        let of = |phase, round| AnyPhase::of(&Record { phase, round, ..record() });
+    fn phases_and_rounds_sort_in_execution_order() {
+        let of = |phase, round| AnyPhase::of_record(&Record { phase, round, ..record() });
         let mut phases = [
             AnyPhase::of_other_test(0, "populate"),
             of(Phase::Stop, None),
             of(Phase::Round, Some(10)),
-            Phase::Whole.into(),
+            Phase::WholeRun.into(),
             of(Phase::Round, Some(9)),
             Phase::Update.into(),
             Phase::Create.into(),

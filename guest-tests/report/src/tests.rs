@@ -5,7 +5,7 @@ use std::slice;
 
 use granule_types::{
     phase::Phase,
-    record::{Host, Record, ResidentPages, RunConfig, SCHEMA, Series},
+    record::{HostInfo, Record, ResidentPages, RunConfig, SCHEMA, Series},
     units::{Bytes, Nanoseconds},
 };
 
@@ -18,7 +18,7 @@ use crate::{
 pub fn record() -> Record {
     Record {
         schema: SCHEMA.to_owned(),
-        host: Host {
+        host: HostInfo {
             arch: "aarch64".to_owned(),
             kernel: "5.10.262".to_owned(),
             series: Some(vec![]),
@@ -36,7 +36,7 @@ pub fn record() -> Record {
             vcpus: 16,
             ..RunConfig::default()
         },
-        obtained: Some(ResidentPages { resident: [(2 << 20, 64 << 20)].into() }),
+        resident_pages: Some(ResidentPages { resident_bytes: [(2 << 20, 64 << 20)].into() }),
         phase: Phase::Create,
         ns: Nanoseconds(42_209_280),
         counters: [
@@ -67,8 +67,8 @@ pub fn runs(create: &[u64], update: &[u64]) -> Vec<Record> {
     [of(Phase::Create, create), of(Phase::Update, update)].concat()
 }
 
-/// Changes the kernel of the records to the one with the series.
-pub fn patched(mut records: Vec<Record>) -> Vec<Record> {
+/// Changes the kernel of the records to one with the series.
+pub fn with_series(mut records: Vec<Record>) -> Vec<Record> {
     for record in &mut records {
         record.host.kernel = "5.10.262-granule".to_owned();
         record.host.image_sha256 = Some("f".repeat(64));
@@ -82,33 +82,33 @@ fn options() -> ComparisonOptions {
     ComparisonOptions { min_effect: Some(0.03), ..ComparisonOptions::default() }
 }
 
-pub fn compare_by(
+pub fn compare_with(
     before: &[Record],
     after: &[Record],
     options: &ComparisonOptions,
 ) -> Result<Comparison, CompareError> {
-    Comparison::of(&samples(before), &samples(after), options)
+    Comparison::new(&samples(before), &samples(after), options)
 }
 
 fn compare(before: &[Record], after: &[Record]) -> Result<Comparison, CompareError> {
-    compare_by(before, after, &options())
+    compare_with(before, after, &options())
 }
 
 /// Removes the emulator from the hosts of the records.
-pub fn on_hardware(mut records: Vec<Record>) -> Vec<Record> {
+pub fn without_emulator(mut records: Vec<Record>) -> Vec<Record> {
     records.iter_mut().for_each(|record| record.host.emulator = None);
     records
 }
 
 /// Returns two sides of three seeds: create improves, update regresses.
-fn pair() -> [Vec<Record>; 2] {
+fn two_sides() -> [Vec<Record>; 2] {
     let after = runs(&[12_613, 11_900, 13_000], &[560_000, 559_000, 571_500]);
-    [runs(&[42_209, 40_100, 43_000], &[522_255, 519_000, 530_000]), patched(after)]
+    [runs(&[42_209, 40_100, 43_000], &[522_255, 519_000, 530_000]), with_series(after)]
 }
 
 #[test]
 fn one_run_is_inconclusive() {
-    let comparison = compare(&runs(&[100_000], &[]), &patched(runs(&[150_000], &[]))).unwrap();
+    let comparison = compare(&runs(&[100_000], &[]), &with_series(runs(&[150_000], &[]))).unwrap();
 
     assert_eq!(comparison.count(Verdict::Regression), 0);
     assert_eq!(comparison.count(Verdict::Inconclusive), 1);
@@ -118,12 +118,12 @@ fn one_run_is_inconclusive() {
 
 #[test]
 fn a_count_can_be_judged() {
-    let [before, after] = pair();
+    let [before, after] = two_sides();
     let by = |metric: &str| ComparisonOptions { metric: Some(metric.to_owned()), ..options() };
 
-    let fewer = compare_by(&before, &after, &by("DC CIVAC")).unwrap();
-    let once = compare_by(&after[..1], &before[..1], &by("DC CIVAC")).unwrap();
-    let missing = compare_by(&before, &after, &by("DC ZVA")).unwrap_err();
+    let fewer = compare_with(&before, &after, &by("DC CIVAC")).unwrap();
+    let once = compare_with(&after[..1], &before[..1], &by("DC CIVAC")).unwrap();
+    let missing = compare_with(&before, &after, &by("DC ZVA")).unwrap_err();
 
     let verdict = |of: &Comparison, at: usize| of.configurations[0].phases[at].verdict;
     assert_eq!(verdict(&fewer, 0), Some(Verdict::Improvement));
@@ -134,10 +134,10 @@ fn a_count_can_be_judged() {
 
 #[test]
 fn phases_can_be_chosen() {
-    let [before, after] = pair();
+    let [before, after] = two_sides();
     let of = |phase: &str| {
         let phases = vec![phase.to_owned()];
-        compare_by(&before, &after, &ComparisonOptions { phases, ..options() })
+        compare_with(&before, &after, &ComparisonOptions { phases, ..options() })
     };
     let comparison = of("create").unwrap();
     assert_eq!(comparison.rows().count(), 1);
@@ -150,15 +150,15 @@ fn phases_can_be_chosen() {
 fn paired_runs_detect_more_and_must_be_equal_in_number() {
     let ramp: Vec<u64> = (1..=8).map(|at| at * 100_000).collect();
     let slower: Vec<u64> = ramp.iter().map(|us| us * 11 / 10 + us % 7).collect();
-    let real = |times: &[u64]| on_hardware(runs(times, &[]));
+    let real = |times: &[u64]| without_emulator(runs(times, &[]));
     let by = |paired, slower: &[u64]| {
-        let options = ComparisonOptions { paired, ..options() };
-        compare_by(&real(&ramp), &patched(real(slower)), &options)
+        let options = ComparisonOptions { is_paired: paired, ..options() };
+        compare_with(&real(&ramp), &with_series(real(slower)), &options)
     };
 
     assert_eq!(by(true, &slower).unwrap().count(Verdict::Regression), 1);
     assert_eq!(by(false, &slower).unwrap().count(Verdict::Inconclusive), 1);
-    assert!(matches!(by(true, &slower[1..]), Err(CompareError::Unpaired(_))));
+    assert!(matches!(by(true, &slower[1..]), Err(CompareError::UnpairedRuns(_))));
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn single_runs_show_growth_of_virtual_time_only() {
         record
     });
     let report = |records: &[Record]| render::markdown(&compare(records, records).unwrap());
-    let (emulated, real) = (report(&records), report(&on_hardware(records.to_vec())));
+    let (emulated, real) = (report(&records), report(&without_emulator(records.to_vec())));
 
     assert!(emulated.contains("linear, of one schedule"), "{emulated}");
     assert!(real.contains("inconclusive, one run a point") && !real.contains("linear"), "{real}");
@@ -178,7 +178,7 @@ fn single_runs_show_growth_of_virtual_time_only() {
 
 #[test]
 fn elapsed_times_are_judged_where_both_sides_have_them() {
-    let [mut before, mut after] = pair();
+    let [mut before, mut after] = two_sides();
     let set = |records: &mut [Record], divisor: u64| {
         for record in records {
             record.elapsed_ns = Some(Nanoseconds(record.ns.0 / divisor));
@@ -201,7 +201,7 @@ fn elapsed_times_are_judged_where_both_sides_have_them() {
 }
 
 #[test]
-fn counts_that_occur_are_shown_and_unknown_is_not_0() {
+fn nonzero_counts_are_shown_and_unknown_counts_are_not_0() {
     let before = vec![record()];
     let mut after = vec![record()];
     after[0].counters.remove("TLBI VMALLS12E1IS");
@@ -219,26 +219,29 @@ fn counts_that_occur_are_shown_and_unknown_is_not_0() {
 }
 
 #[test]
-fn counts_of_a_foreign_test_belong_to_the_whole() {
+fn counts_of_another_test_are_in_phase_whole() {
     let mut create = record();
     create.counters.clear();
     let mut whole = record();
-    whole.phase = Phase::Whole;
+    whole.phase = Phase::WholeRun;
     let records = [whole, create];
 
     let comparison = compare(&records, &records).unwrap();
 
     let phases = &comparison.configurations[0].phases;
-    assert_eq!([&phases[0].phase, &phases[1].phase], [&Phase::Create.into(), &Phase::Whole.into()]);
+    assert_eq!(
+        [&phases[0].phase, &phases[1].phase],
+        [&Phase::Create.into(), &Phase::WholeRun.into()]
+    );
     assert!(phases[0].counters.is_empty());
     assert_eq!(phases[1].counters.len(), 2);
 }
 
 /// Returns a record from a log, which does not describe its host.
-fn log(engine: &str) -> Record {
+fn log_record(engine: &str) -> Record {
     let mut log = record();
-    log.host = Host::default();
-    log.obtained = None;
+    log.host = HostInfo::default();
+    log.resident_pages = None;
     log.engine = engine.to_owned();
     log
 }
@@ -251,10 +254,10 @@ fn unequal_provenance_is_refused_unless_forced() {
     after[0].host.page_size = None;
 
     let refused = compare(&before, &after).unwrap_err();
-    let force = ComparisonOptions { force: true, ..options() };
-    let forced = compare_by(&before, &after, &force).unwrap();
+    let force = ComparisonOptions { is_forced: true, ..options() };
+    let forced = compare_with(&before, &after, &force).unwrap();
 
-    assert!(matches!(&refused, CompareError::Unequal(list) if list.len() == 2));
+    assert!(matches!(&refused, CompareError::ProvenanceDiffers(list) if list.len() == 2));
     let text = refused.to_string();
     for expected in [
         "\n  CPU: neoverse-n1 before, cortex-a72 after\n",
@@ -269,8 +272,9 @@ fn unequal_provenance_is_refused_unless_forced() {
 #[test]
 fn logs_compare_with_logs_of_the_same_test_only() {
     let mut without_host = record();
-    without_host.host = Host::default();
-    let (kernel_test, bench) = (log(engine::PAGE_TABLE_TEST), log(engine::BENCH_LINES));
+    without_host.host = HostInfo::default();
+    let (kernel_test, bench) =
+        (log_record(engine::PAGE_TABLE_TEST), log_record(engine::BENCH_LINES));
     for (before, after, compares) in [
         (&bench, &bench, true),
         (&kernel_test, &bench, false),
@@ -281,12 +285,12 @@ fn logs_compare_with_logs_of_the_same_test_only() {
         let (before, after) = (slice::from_ref(before), slice::from_ref(after));
         let found = compare(before, after);
         assert_eq!(found.is_ok(), compares, "{found:?}");
-        let force = ComparisonOptions { force: true, ..options() };
-        assert!(compares || matches!(found, Err(CompareError::Unequal(_))));
-        assert!(compare_by(before, after, &force).is_ok());
+        let force = ComparisonOptions { is_forced: true, ..options() };
+        assert!(compares || matches!(found, Err(CompareError::ProvenanceDiffers(_))));
+        assert!(compare_with(before, after, &force).is_ok());
     }
     let refused = compare(&[kernel_test], &[bench]);
-    assert!(matches!(refused, Err(CompareError::Unequal(list)) if list.len() == 1));
+    assert!(matches!(refused, Err(CompareError::ProvenanceDiffers(list)) if list.len() == 1));
 }
 
 #[test]
@@ -309,7 +313,7 @@ fn phases_and_configurations_of_one_side_are_named() {
     let mut before = runs(&[10], &[20]);
     before.push(other);
 
-    let comparison = compare(&before, &patched(runs(&[10], &[]))).unwrap();
+    let comparison = compare(&before, &with_series(runs(&[10], &[]))).unwrap();
 
     let expected = "Only in before, not compared: update of anonymous_hugetlb_2mb, 64M, 16 vCPUs; \
                   anonymous_hugetlb_2mb, 64M, 4 vCPUs.";
@@ -324,11 +328,11 @@ fn sides_without_a_common_configuration_are_refused() {
     let error = compare(&[record()], &[other]).unwrap_err().to_string();
 
     assert!(error.contains("16 vCPUs. After: anonymous_hugetlb_2mb, 64M, 4 vCPUs"), "{error}");
-    assert!(matches!(compare(&[], &[record()]), Err(CompareError::Empty(_))));
+    assert!(matches!(compare(&[], &[record()]), Err(CompareError::EmptySide(_))));
 }
 
 /// Compares a text with a golden file.
-fn golden(name: &str, text: &str) {
+fn assert_golden(name: &str, text: &str) {
     let path = format!("{}/golden/{name}", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("GRANULE_GOLDEN").is_some_and(|v| v == "write") {
         std::fs::write(&path, text).unwrap();
@@ -340,13 +344,13 @@ fn golden(name: &str, text: &str) {
 
 #[test]
 fn text_markdown_and_json_match_the_golden_files() {
-    let [mut before, mut after] = pair();
+    let [mut before, mut after] = two_sides();
     let rebuild = |times: &[u64]| {
         let create = runs(times, &[]).into_iter();
         create.map(|record| Record { phase: Phase::Rebuild, counters: [].into(), ..record })
     };
     before.extend(rebuild(&[100_000, 200_000, 300_000]));
-    after.extend(patched(rebuild(&[150_000, 250_000, 350_000]).collect()));
+    after.extend(with_series(rebuild(&[150_000, 250_000, 350_000]).collect()));
     for record in before.iter_mut().chain(&mut after).filter(|r| r.phase == Phase::Create) {
         record.counters.remove("TLBI VMALLS12E1IS");
     }
@@ -354,13 +358,13 @@ fn text_markdown_and_json_match_the_golden_files() {
     let labels = Some(["base".to_owned(), "stage2-fault-path".to_owned()]);
     let of = |phases| {
         let options = ComparisonOptions { labels: labels.clone(), phases, ..options() };
-        compare_by(&before, &after, &options).unwrap()
+        compare_with(&before, &after, &options).unwrap()
     };
     let comparison = of(vec![]);
 
-    golden("pair.txt", &render::text(&comparison));
-    golden("pair.md", &render::markdown(&comparison));
-    golden("pair.json", &render::json(&of(vec!["create".to_owned()])).unwrap());
+    assert_golden("pair.txt", &render::text(&comparison));
+    assert_golden("pair.md", &render::markdown(&comparison));
+    assert_golden("pair.json", &render::json(&of(vec!["create".to_owned()])).unwrap());
     let json = serde_json::to_value(&comparison).unwrap();
     let verdicts = [0, 1, 2].map(|at| &json["configurations"][0]["phases"][at]["verdict"]);
     assert_eq!(verdicts, ["improvement", "regression", "inconclusive"]);
@@ -373,15 +377,15 @@ fn text_markdown_and_json_match_the_golden_files() {
 fn one_run_of_a_log_prints_with_its_notes() {
     let log = include_str!("../golden/console.log");
     let faster = log.replace("0.003193280s", "0.001000000s");
-    let [before, after] = [log, &faster].map(|log| input::samples(log).unwrap());
+    let [before, after] = [log, &faster].map(|log| input::parse(log).unwrap());
 
-    let comparison = Comparison::of(&before, &after, &options()).unwrap();
+    let comparison = Comparison::new(&before, &after, &options()).unwrap();
 
-    golden("raw.txt", &render::text(&comparison));
+    assert_golden("raw.txt", &render::text(&comparison));
 }
 
 /// Returns nine rounds for two vCPU counts, whose options, counts and emulator have long names.
-fn rounds(records: &[Record]) -> Vec<Record> {
+fn nine_rounds(records: &[Record]) -> Vec<Record> {
     let mut rounds = Vec::new();
     for (round, vcpus) in (1..=9).flat_map(|round| [(round, 4), (round, 8)]) {
         for mut record in records.iter().filter(|r| r.phase == Phase::Create).cloned() {
@@ -402,12 +406,12 @@ fn rounds(records: &[Record]) -> Vec<Record> {
 
 #[test]
 fn text_with_many_phases_and_long_names_fits_into_a_mail() {
-    let [before, after] = pair().map(|records| rounds(&records));
+    let [before, after] = two_sides().map(|records| nine_rounds(&records));
     let options = ComparisonOptions {
         labels: Some(["/a/path/of/one/word".repeat(9), "b".to_owned()]),
         ..ComparisonOptions::default()
     };
-    let text = render::text(&compare_by(&before, &after, &options).unwrap());
+    let text = render::text(&compare_with(&before, &after, &options).unwrap());
 
     for line in text.lines() {
         assert!(line.len() <= 75, "{line}");
@@ -421,8 +425,8 @@ fn text_with_many_phases_and_long_names_fits_into_a_mail() {
 }
 
 /// Compares two sides in which every text field contains `text`.
-fn with_text(text: &str) -> Comparison {
-    let mut sides = pair();
+fn comparison_with_text(text: &str) -> Comparison {
+    let mut sides = two_sides();
     for record in sides.iter_mut().flatten() {
         let host = &mut record.host;
         for field in [&mut host.cpu, &mut host.emulator] {
@@ -443,13 +447,13 @@ fn with_text(text: &str) -> Comparison {
         ..ComparisonOptions::default()
     };
     let [before, after] = sides;
-    compare_by(&before, &after, &options).unwrap()
+    compare_with(&before, &after, &options).unwrap()
 }
 
 #[test]
 fn text_in_results_does_not_control_terminals_tables_or_test_runners() {
     let hostile = "x\u{1b}[31m\r\nnot ok 7 forged\n| a | b &lt; ~~c~~ \u{202e}\u{85}\0";
-    let comparison = with_text(hostile);
+    let comparison = comparison_with_text(hostile);
 
     let markdown = render::markdown(&comparison);
     for text in [
@@ -470,7 +474,7 @@ fn text_in_results_does_not_control_terminals_tables_or_test_runners() {
 
 #[test]
 fn csv_and_ktap_agree() {
-    let [before, after] = pair();
+    let [before, after] = two_sides();
     let comparison = compare(&before, &after).unwrap();
 
     let csv = render::csv(&comparison);

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory backings and their names.
 //!
-//! The names are those of the kernel's selftests; results always use them. The command line also
-//! accepts aliases.
+//! Backings have the names of the kernel's selftests. The command line also accepts aliases, which
+//! results never contain.
 //!
-//! To add an alias, add a row to [`Backing::ALIASES`]; parser, error message and help text follow.
-//! To add a backing, add a variant and follow the compiler: its name in `Backing::name`, its pages
-//! in `vmm/src/memory/plan.rs`, its support in the software machine. Then add the variant to
-//! [`Backing::FIXED`].
+//! To add an alias, add a row to [`Backing::ALIASES`], which the parser, the error message and the
+//! help text use. To add a backing, add a variant to [`Backing`] and to [`Backing::WITHOUT_SIZE`],
+//! and extend the matches that the compiler reports.
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
@@ -24,20 +23,20 @@ pub enum Backing {
     Anonymous,
     /// Private anonymous memory with transparent huge pages.
     AnonymousThp,
-    /// Private hugetlb pages of the default size of the host (`None`) or of this size.
+    /// Private hugetlb pages of the given size, or of the host's default size (`None`).
     AnonymousHugetlb(Option<Bytes>),
     /// Shared memory (memfd) of base pages.
     Shmem,
-    /// Shared hugetlb pages (memfd) of the default size of the host.
+    /// Shared hugetlb pages (memfd) of the host's default size.
     SharedHugetlb,
 }
 
 /// Prefix of the names of hugetlb backings with a size.
-const SIZED_HUGETLB: &str = "anonymous_hugetlb_";
+const SIZED_HUGETLB_PREFIX: &str = "anonymous_hugetlb_";
 
 impl Backing {
     /// Backings without a size in their name, in the order of the help text.
-    pub const FIXED: &[Self] = &[
+    pub const WITHOUT_SIZE: &[Self] = &[
         Self::Anonymous,
         Self::AnonymousThp,
         Self::AnonymousHugetlb(None),
@@ -53,7 +52,7 @@ impl Backing {
         ("1g", Self::AnonymousHugetlb(Some(Bytes::gib(1)))),
     ];
 
-    /// Returns the name.
+    /// Returns the name in results and on the command line.
     fn name(self) -> Cow<'static, str> {
         match self {
             Self::Anonymous => "anonymous".into(),
@@ -61,7 +60,7 @@ impl Backing {
             Self::AnonymousHugetlb(None) => "anonymous_hugetlb".into(),
             Self::AnonymousHugetlb(Some(size)) => {
                 let size = size.to_string().to_lowercase();
-                format!("{SIZED_HUGETLB}{size}b").into()
+                format!("{SIZED_HUGETLB_PREFIX}{size}b").into()
             }
             Self::Shmem => "shmem".into(),
             Self::SharedHugetlb => "shared_hugetlb".into(),
@@ -71,8 +70,8 @@ impl Backing {
     /// Returns all names and aliases, for messages and help texts.
     #[must_use]
     pub fn all_names() -> String {
-        let mut names: Vec<String> = Self::FIXED.iter().map(Self::to_string).collect();
-        names.push(format!("{SIZED_HUGETLB}SIZE (64kb, 2mb, 1gb)"));
+        let mut names: Vec<String> = Self::WITHOUT_SIZE.iter().map(Self::to_string).collect();
+        names.push(format!("{SIZED_HUGETLB_PREFIX}SIZE (64kb, 2mb, 1gb)"));
         let aliases = Self::ALIASES.iter();
         let aliases: Vec<String> =
             aliases.map(|(alias, backing)| format!("{alias} = {backing}")).collect();
@@ -89,13 +88,13 @@ impl FromStr for Backing {
     type Err = ParseBackingError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut fixed = Self::FIXED.iter().copied();
+        let mut backings = Self::WITHOUT_SIZE.iter().copied();
         let mut aliases = Self::ALIASES.iter();
-        fixed
+        backings
             .find(|backing| backing.name() == text)
             .or_else(|| Some(aliases.find(|(alias, _)| *alias == text)?.1))
             .or_else(|| {
-                let size = text.strip_prefix(SIZED_HUGETLB)?.strip_suffix('b')?;
+                let size = text.strip_prefix(SIZED_HUGETLB_PREFIX)?.strip_suffix('b')?;
                 let has_unit = size.ends_with(['k', 'm', 'g']);
                 let size: Bytes = size.parse().ok().filter(|_| has_unit)?;
                 size.0.is_power_of_two().then_some(Self::AnonymousHugetlb(Some(size)))
@@ -129,9 +128,9 @@ mod tests {
 
     #[test]
     fn every_name_is_parsed_and_printed() {
-        let fixed = Backing::FIXED.iter().map(|backing| backing.to_string());
+        let unsized_names = Backing::WITHOUT_SIZE.iter().map(|backing| backing.to_string());
         let sized = ["64kb", "2mb", "1gb"].map(|size| format!("anonymous_hugetlb_{size}"));
-        for name in fixed.chain(sized) {
+        for name in unsized_names.chain(sized) {
             assert_eq!(name.parse::<Backing>().unwrap().to_string(), name);
         }
     }

@@ -45,7 +45,7 @@ impl GuestMode {
     /// Physical addresses as wide as the CPU's: the only mode on x86_64.
     pub const PXXV48_4K: Self = mode(8, "PXXV48_4K", 0, 48, 12);
 
-    /// The modes of the kernel's list, by number.
+    /// Modes of the kernel's list, sorted by number.
     pub const ALL: [Self; 15] = [
         mode(0, "P52V48_4K", 52, 48, 12),
         mode(1, "P52V48_64K", 52, 48, 16),

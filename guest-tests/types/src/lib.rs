@@ -15,15 +15,15 @@ use rand_xoshiro::{
     rand_core::{Rng as _, SeedableRng as _},
 };
 
-/// Returns the first output of `SplitMix64` with this seed: a value whose bits all depend on all
-/// bits of `seed`. It never changes between versions of this crate.
-pub fn mix(seed: u64) -> u64 {
+/// Returns the first output of the generator `SplitMix64` with this seed, each bit of which depends
+/// on all bits of `seed`. All versions of this crate return the same value for a seed.
+pub fn splitmix64(seed: u64) -> u64 {
     SplitMix64::seed_from_u64(seed).next_u64()
 }
 
 #[cfg(feature = "testing")]
 pub mod testing {
-    //! Reports of skipped tests, which Rust's test harness cannot express and counts as passed.
+    //! Reports of skipped tests, which Rust's test harness counts as passed.
 
     use std::{
         env,
@@ -34,20 +34,20 @@ pub mod testing {
         thread,
     };
 
-    /// Environment variable with the file to which [`skip`] appends one line for each skipped test.
+    /// Environment variable that names the file to which [`skip`] appends a line.
     pub const SKIP_LOG_VARIABLE: &str = "GRANULE_SKIP_LOG";
 
-    /// Reports that the current test is skipped, wholly or in part, for `reason`: a line
-    /// `SKIP <test>: <reason>` on standard error and in the file that [`SKIP_LOG_VARIABLE`] names.
+    /// Prints `SKIP <test>: <reason>` to standard error for the current test, which skips all or
+    /// part of its work, and appends the line to the file that [`SKIP_LOG_VARIABLE`] names.
     ///
-    /// The line bypasses the harness's capture of output, so it shows without `--nocapture`.
+    /// The line bypasses the harness's output capture, so it shows without `--nocapture`.
     ///
     /// # Panics
-    /// The file cannot be written: a skip that is not counted must not pass.
+    /// The file cannot be written, so the skip would not be counted.
     #[track_caller]
     pub fn skip(reason: impl Display) {
         let thread = thread::current();
-        // With one test thread the harness runs tests on its main thread.
+        // With a single test thread, Rust's harness runs tests on the main thread.
         let test = match thread.name() {
             Some(name) if name != "main" => name.to_owned(),
             _ => Location::caller().to_string(),
@@ -70,10 +70,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outputs_are_those_of_the_reference_implementation() {
-        // The first two outputs for the seed 1234567; the state advances by the golden gamma.
+    fn outputs_equal_the_reference_implementation() {
+        // The reference generator adds the golden gamma to its state for each output.
         let gamma = 0x9e37_79b9_7f4a_7c15_u64;
-        assert_eq!(mix(1_234_567), 6_457_827_717_110_365_317);
-        assert_eq!(mix(1_234_567_u64.wrapping_add(gamma)), 3_203_168_211_198_807_973);
+        assert_eq!(splitmix64(1_234_567), 6_457_827_717_110_365_317);
+        assert_eq!(splitmix64(1_234_567_u64.wrapping_add(gamma)), 3_203_168_211_198_807_973);
     }
 }

@@ -22,17 +22,17 @@ pub enum Phase {
     /// First touch of every backing page: even vCPUs write, odd ones read.
     #[default]
     Create,
-    /// The host switches dirty logging on.
+    /// Start of dirty logging by the host.
     LoggingOn,
-    /// The vCPUs write under dirty logging: KVM splits blocks and makes pages writable.
+    /// Writes of the vCPUs under dirty logging: KVM splits blocks and makes pages writable.
     Update,
-    /// The host switches dirty logging off.
+    /// Stop of dirty logging by the host.
     LoggingOff,
-    /// The vCPUs read every host page: KVM coalesces tables into blocks.
+    /// Reads of every host page by the vCPUs: KVM coalesces tables into blocks.
     Rebuild,
-    /// The vCPUs execute an instruction in every backing page: instruction cache maintenance.
+    /// Execution of an instruction in every backing page: KVM makes mappings executable.
     Exec,
-    /// The host drops the backing.
+    /// Drop of the backing by the host.
     Unmap,
     /// A migration round: the vCPUs write; the host copies the dirty pages and collects the next
     /// dirty bitmap.
@@ -42,7 +42,8 @@ pub enum Phase {
     Stop,
     /// A whole run of a program without marks, such as the kernel's test. Not part of an iteration,
     /// so not in [`Phase::ALL`].
-    Whole,
+    #[serde(rename = "whole")]
+    WholeRun,
 }
 
 impl Phase {
@@ -57,7 +58,7 @@ impl Phase {
         Self::Unmap,
     ];
 
-    /// Every phase, in the order in which tables of results list them.
+    /// Every phase, in the order of result tables.
     pub const TABLE_ORDER: [Self; 10] = [
         Self::Create,
         Self::LoggingOn,
@@ -68,7 +69,7 @@ impl Phase {
         Self::Rebuild,
         Self::Exec,
         Self::Unmap,
-        Self::Whole,
+        Self::WholeRun,
     ];
 
     /// Returns the name used in results and on the command line.
@@ -83,21 +84,21 @@ impl Phase {
             Self::Unmap => "unmap",
             Self::Round => "round",
             Self::Stop => "stop",
-            Self::Whole => "whole",
+            Self::WholeRun => "whole",
         }
     }
 
-    /// Returns whether vCPUs work in this phase, rather than the host alone.
-    pub const fn is_guest_work(self) -> bool {
+    /// Returns whether the vCPUs work in this phase.
+    pub const fn runs_vcpus(self) -> bool {
         matches!(
             self,
             Self::Create | Self::Update | Self::Rebuild | Self::Exec | Self::Round | Self::Stop
         )
     }
 
-    /// Returns the word in the line `KVM_<word>_MAPPINGS` that the kernel's `kvm_page_table_test`
-    /// prints for this phase; `None` for phases that it does not have.
-    pub const fn kernel_word(self) -> Option<&'static str> {
+    /// Returns the name of this phase in the lines `KVM_<name>_MAPPINGS` of `kvm_page_table_test`,
+    /// or `None` if that test does not have the phase.
+    pub const fn kernel_test_name(self) -> Option<&'static str> {
         match self {
             Self::Create => Some("CREATE"),
             Self::Update => Some("UPDATE"),
@@ -133,68 +134,64 @@ pub mod mark {
     use super::Phase;
 
     /// Immediate of the mark that ends a phase.
-    pub const OUTSIDE: u8 = 0x60;
-
+    pub const PHASE_END: u8 = 0x60;
     /// Immediate of the first phase; the others follow in the order of [`Phase::ALL`].
     pub const FIRST_PHASE: u8 = 0x61;
-
     /// Immediate of the start of a program without marks.
-    pub const FOREIGN: u8 = 0x70;
-
+    pub const UNMARKED_PROGRAM: u8 = 0x70;
     /// Immediate of the start of a guest.
     pub const GUEST: u8 = 0x71;
-
     /// Immediate of the start of a guest's init.
     pub const GUEST_INIT: u8 = 0x72;
 
     /// Returns the immediate of a phase.
     pub const fn immediate(phase: Phase) -> u8 {
         match phase {
-            Phase::Whole => FOREIGN,
+            Phase::WholeRun => UNMARKED_PROGRAM,
             // Discriminants follow the order of `Phase::ALL`, then Round and Stop; see the test.
             phase => FIRST_PHASE + phase as u8,
         }
     }
 
     /// Marks the beginning of a phase.
-    pub fn phase(phase: Phase) {
+    pub fn begin_phase(phase: Phase) {
         match phase {
-            Phase::Create => hint::<{ immediate(Phase::Create) }>(),
-            Phase::LoggingOn => hint::<{ immediate(Phase::LoggingOn) }>(),
-            Phase::Update => hint::<{ immediate(Phase::Update) }>(),
-            Phase::LoggingOff => hint::<{ immediate(Phase::LoggingOff) }>(),
-            Phase::Rebuild => hint::<{ immediate(Phase::Rebuild) }>(),
-            Phase::Exec => hint::<{ immediate(Phase::Exec) }>(),
-            Phase::Unmap => hint::<{ immediate(Phase::Unmap) }>(),
-            Phase::Round => hint::<{ immediate(Phase::Round) }>(),
-            Phase::Stop => hint::<{ immediate(Phase::Stop) }>(),
-            Phase::Whole => foreign(),
+            Phase::Create => execute_hint::<{ immediate(Phase::Create) }>(),
+            Phase::LoggingOn => execute_hint::<{ immediate(Phase::LoggingOn) }>(),
+            Phase::Update => execute_hint::<{ immediate(Phase::Update) }>(),
+            Phase::LoggingOff => execute_hint::<{ immediate(Phase::LoggingOff) }>(),
+            Phase::Rebuild => execute_hint::<{ immediate(Phase::Rebuild) }>(),
+            Phase::Exec => execute_hint::<{ immediate(Phase::Exec) }>(),
+            Phase::Unmap => execute_hint::<{ immediate(Phase::Unmap) }>(),
+            Phase::Round => execute_hint::<{ immediate(Phase::Round) }>(),
+            Phase::Stop => execute_hint::<{ immediate(Phase::Stop) }>(),
+            Phase::WholeRun => begin_unmarked_program(),
         }
     }
 
     /// Marks the end of a phase.
-    pub fn outside() {
-        hint::<OUTSIDE>();
+    pub fn end_phase() {
+        execute_hint::<PHASE_END>();
     }
 
-    /// Marks the start of a program without marks; [`outside`] ends it.
-    pub fn foreign() {
-        hint::<FOREIGN>();
+    /// Marks the start of a program without marks; [`end_phase`] marks its end.
+    pub fn begin_unmarked_program() {
+        execute_hint::<UNMARKED_PROGRAM>();
     }
 
     /// Marks the start of a guest.
-    pub fn guest() {
-        hint::<GUEST>();
+    pub fn begin_guest() {
+        execute_hint::<GUEST>();
     }
 
     /// Marks the start of a guest's init.
-    pub fn guest_init() {
-        hint::<GUEST_INIT>();
+    pub fn begin_guest_init() {
+        execute_hint::<GUEST_INIT>();
     }
 
     /// Executes `HINT #IMMEDIATE` with an immediate that the Arm manual (C6.2, HINT) leaves
     /// unallocated; does nothing on other architectures.
-    fn hint<const IMMEDIATE: u8>() {
+    fn execute_hint<const IMMEDIATE: u8>() {
         #[cfg(target_arch = "aarch64")]
         // SAFETY: an unallocated hint executes as a no-op. The block is declared to touch memory so
         // that the compiler moves no access across the mark.

@@ -6,19 +6,28 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::backing::Backing;
 use crate::{
+    backing::Backing,
     phase::Phase,
     units::{Bytes, Nanoseconds},
 };
 
-/// Counts by name; a count that the host does not offer is absent, never zero.
+/// Counts by name; a count that the host does not provide is absent, never zero.
 pub type EventCounts = BTreeMap<String, u64>;
 
-/// The schema that these types write.
+/// Identifier of the format, in every record.
 pub const SCHEMA: &str = "granule.result/1";
+
+/// Reads event counts, and accepts `pages_logged_in_vain` for `clean_pages_logged`.
+fn read_events<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EventCounts, D::Error> {
+    let mut events = EventCounts::deserialize(deserializer)?;
+    if let Some(pages) = events.remove("pages_logged_in_vain") {
+        events.entry("clean_pages_logged".to_owned()).or_insert(pages);
+    }
+    Ok(events)
+}
 
 /// The result of one phase of one iteration.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -27,40 +36,40 @@ pub struct Record {
     pub schema: String,
     /// Provenance of the result.
     #[serde(default)]
-    pub host: Host,
+    pub host: HostInfo,
     /// `kvm`, `model` (the software machine), or `kvm_page_table_test`.
     #[serde(default)]
     pub engine: String,
     /// The requested configuration.
     pub config: RunConfig,
     /// Resident bytes of the region by page size, read from the host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub obtained: Option<ResidentPages>,
+    #[serde(rename = "obtained", default, skip_serializing_if = "Option::is_none")]
+    pub resident_pages: Option<ResidentPages>,
     /// The phase.
     pub phase: Phase,
     /// Number of the migration round, from 1; `None` in other phases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<u32>,
-    /// Time from the common start of the vCPUs to the end of the last one. In a host phase, time of
-    /// the host's call; in a migration round, of collecting the dirty bitmap.
+    /// Time from the common start of the vCPUs until the last one finishes. A host phase
+    /// has the duration of the host's call, a migration round that of the bitmap's collection.
     pub ns: Nanoseconds,
-    /// Elapsed time as if the emulated CPUs ran in parallel; `ns` is the sum of their work. Absent
-    /// on hardware and if the emulator did not measure it.
+    /// Elapsed time as if the emulated CPUs ran in parallel; `ns` is the sum of their work.
+    /// Absent on hardware and if the emulator did not measure it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elapsed_ns: Option<Nanoseconds>,
-    /// Each vCPU's own time; empty where only the host works.
+    /// Time of each vCPU; empty in host phases and migration rounds.
     #[serde(default)]
     pub vcpu_ns: Vec<Nanoseconds>,
     /// Counts of the emulator's plugin (instructions, kernel functions), by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, u64>,
     /// Event counts of the host kernel, by name. Migration rounds add the number of guest writes
-    /// (`guest_writes`) and of pages in the dirty bitmap (`pages_logged`); the migration's stop
-    /// adds the number of pages reported dirty that no vCPU wrote (`pages_logged_in_vain`).
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub events: BTreeMap<String, u64>,
+    /// (`guest_writes`) and of pages in the dirty bitmap (`pages_logged`). The migration's stop
+    /// adds the number of clean pages that the dirty bitmaps reported (`clean_pages_logged`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "read_events")]
+    pub events: EventCounts,
     /// Gauges at the end of the phase (such as pages mapped by size), by name. Migration rounds add
-    /// their length (`round_ns`) and the time per thousand writes of all vCPUs together
+    /// their duration (`round_ns`) and the duration per thousand guest writes
     /// (`ns_per_1000_writes`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gauges: BTreeMap<String, u64>,
@@ -70,7 +79,7 @@ pub struct Record {
 /// empty string means unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Host {
+pub struct HostInfo {
     /// Architecture as the kernel names it (`uname -m`).
     pub arch: String,
     /// Kernel release (`uname -r`).
@@ -86,7 +95,7 @@ pub struct Host {
     pub features: BTreeMap<String, u64>,
     /// Base page size of the host.
     pub page_size: Option<Bytes>,
-    /// Emulator, version and the options that affect results; `None` on hardware.
+    /// Emulator with its version and the options that affect results; `None` on hardware.
     pub emulator: Option<String>,
 }
 
@@ -110,14 +119,14 @@ pub struct RunConfig {
     pub memory: Bytes,
     /// Number of vCPUs.
     pub vcpus: u32,
-    /// Seed of the schedule, from which the delays of the vCPUs' starts derive.
+    /// Seed of the schedule: determines the delay before each vCPU's start.
     pub seed: u64,
     /// Number of the iteration, from 0.
     pub iteration: u32,
-    /// `true` if the host populated the memory before the test.
+    /// Indicates that the host populated the memory before the test.
     #[serde(default)]
     pub prefault: bool,
-    /// Other options that affect results, by name, unless at their defaults.
+    /// Other options that affect results and differ from their defaults, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
 }
@@ -126,5 +135,21 @@ pub struct RunConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidentPages {
     /// Bytes mapped in the host, by page size in bytes.
-    pub resident: BTreeMap<u64, u64>,
+    #[serde(rename = "resident")]
+    pub resident_bytes: BTreeMap<u64, u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_previous_name_of_clean_pages_logged_is_accepted() {
+        let record = serde_json::to_value(Record::default()).unwrap().to_string();
+        let old = record.replace(r#""ns":0"#, r#""ns":0,"events":{"pages_logged_in_vain":3}"#);
+
+        let record: Record = serde_json::from_str(&old).unwrap();
+
+        assert_eq!(record.events["clean_pages_logged"], 3);
+    }
 }

@@ -15,7 +15,7 @@ pub use vm_memory::GuestAddress;
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
-/// Virtual address in a process of the host.
+/// Virtual address in a host process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostVirtAddr(pub u64);
 
@@ -32,29 +32,29 @@ pub struct Nanoseconds(pub u64);
 pub struct ParseBytesError(String);
 
 /// Returns a count with its noun: `1 run`, `2 runs`.
-pub fn counted(count: impl TryInto<u64>, one: &str) -> String {
+pub fn pluralize(count: impl TryInto<u64>, noun: &str) -> String {
     let count = count.try_into().unwrap_or(u64::MAX);
     let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {one}{plural}")
+    format!("{count} {noun}{plural}")
 }
 
 /// Parses a size above zero, for the command line.
 ///
 /// # Errors
-/// A message for the user.
-pub fn size_above_zero(text: &str) -> Result<Bytes, String> {
+/// The text is not a size, or the size is zero.
+pub fn parse_nonzero_size(text: &str) -> Result<Bytes, String> {
     match text.parse::<Bytes>() {
-        Ok(Bytes(0)) => Err("the memory under test must not be empty".to_owned()),
+        Ok(Bytes(0)) => Err("the size is 0; expected a size above 0".to_owned()),
         Ok(size) => Ok(size),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// Parses a percentage of at least 0, with or without its sign, for the command line.
+/// Parses a percentage, with or without `%`, for the command line.
 ///
 /// # Errors
-/// A message for the user.
-pub fn percentage(text: &str) -> Result<f64, String> {
+/// The text is not a number of at least 0.
+pub fn parse_percentage(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text);
     match number.parse::<f64>() {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
@@ -151,11 +151,11 @@ mod tests {
     }
 
     #[test]
-    fn a_percentage_is_parsed_with_and_without_its_sign() {
-        assert_eq!(percentage("3"), Ok(3.0));
-        assert_eq!(percentage("0.5%"), Ok(0.5));
+    fn a_percentage_parses_with_and_without_a_percent_sign() {
+        assert_eq!(parse_percentage("3"), Ok(3.0));
+        assert_eq!(parse_percentage("0.5%"), Ok(0.5));
         for text in ["", "-1", "NaN", "inf", "three", "3%%"] {
-            assert!(percentage(text).is_err(), "{text}");
+            assert!(parse_percentage(text).is_err(), "{text}");
         }
     }
 
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_prints_as_the_kernels_test_prints_it() {
+    fn a_time_prints_as_in_the_kernels_test() {
         assert_eq!(Nanoseconds(1_042_000_007).to_string(), "1.042000007s");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The engine's table, which accesses entries through pointers as the other crates do.
+//! The engine's table. It accesses entries through pointers, as the other crates do.
 
 use std::{
     slice::from_raw_parts,
@@ -11,31 +11,31 @@ use granule_stage2::{
     Stage2, TableAddress,
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule},
-    operations::{Dsb, Order, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Order, Tlbi, UnlinkedTable, Vmid},
     pool::store_adjacent,
 };
 
 use crate::{
-    BLOCK, PAGE, PHYS, Table,
-    pages::{return_page, return_pages, zeroed_page},
+    BLOCK, BenchTable, PAGE, PHYS,
+    pages::{return_page, return_pages, take_zeroed_page},
 };
 
 /// Operations on pages of the pool, without barriers, TLBIs and CMOs.
-struct Direct;
+struct DirectOperations;
 
-fn word(entry: EntryAddress) -> &'static AtomicU64 {
+fn entry_word(entry: EntryAddress) -> &'static AtomicU64 {
     // SAFETY: the entry is in a page of the pool, which is never freed.
     unsafe { AtomicU64::from_ptr(entry.0 as *mut u64) }
 }
 
-impl Operations for Direct {
+impl Operations for DirectOperations {
     #[inline]
     fn load(&self, entry: EntryAddress) -> Descriptor {
-        Descriptor(word(entry).load(Ordering::Acquire))
+        Descriptor(entry_word(entry).load(Ordering::Acquire))
     }
     #[inline]
     fn store(&self, entry: EntryAddress, new: Descriptor, _: Order) {
-        word(entry).store(new.0, Ordering::Release);
+        entry_word(entry).store(new.0, Ordering::Release);
     }
     fn store_adjacent(
         &self,
@@ -56,11 +56,12 @@ impl Operations for Direct {
         old: Descriptor,
         new: Descriptor,
     ) -> Result<(), Descriptor> {
-        let swap = word(entry).compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire);
+        let swap =
+            entry_word(entry).compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire);
         swap.map(drop).map_err(Descriptor)
     }
     fn allocate(&self) -> Option<TableAddress> {
-        Some(TableAddress(zeroed_page() as u64))
+        Some(TableAddress(take_zeroed_page() as u64))
     }
     fn free(&self, table: TableAddress) {
         return_page(table.0 as usize);
@@ -68,7 +69,7 @@ impl Operations for Direct {
     fn free_all(&self, tables: &[TableAddress]) {
         return_pages(tables.iter().map(|table| table.0 as usize));
     }
-    fn defer(&self, _: Unlinked) {}
+    fn defer_free(&self, _: UnlinkedTable) {}
     fn take_references(&self, _: TableAddress, _: u32) {}
     fn drop_references(&self, _: TableAddress, _: u32) -> u32 {
         1
@@ -87,11 +88,11 @@ impl Operations for Direct {
         vmid
     }
     fn clean_invalidate(&self, _: PhysAddr, _: u64) {}
-    fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
+    fn invalidate_icache(&self, _: Option<(PhysAddr, u64)>) {}
 }
 
-/// Number of tables that a map may need. A top-up allocates few, so that a zeroed table is still in
-/// the L1 cache when it is used, as with the other crates.
+/// Number of tables that a map may need. A top-up allocates few tables, so that a zeroed table is
+/// still in the L1 cache when a map links it, as with the other crates.
 const MIN_TABLES: usize = 2;
 const MAX_TABLES: usize = 4;
 
@@ -102,85 +103,85 @@ pub struct Engine<const BBM: u8> {
     memcache: Memcache,
 }
 
-fn request(ipa: u64, size: u64, largest: u64) -> MapRequest {
+fn request(ipa: u64, size: u64, max_leaf_size: u64) -> MapRequest {
     let request = MapRequest::new(Ipa(ipa), PhysAddr(PHYS + ipa), size, Attributes::READ_WRITE);
-    MapRequest { largest, ..request }
+    MapRequest { max_leaf_size, ..request }
 }
 
-impl<const BBM: u8> Table for Engine<BBM> {
+impl<const BBM: u8> BenchTable for Engine<BBM> {
     const NAME: &'static str = if BBM == 0 { "granule" } else { "granule, FEAT_BBM" };
 
     fn new() -> Self {
-        let geometry = Geometry::new(Granule::K4, 39).expect("a width");
+        let geometry = Geometry::new(Granule::K4, 39).expect("a valid width");
         let features = Features { fwb: true, dic: true, tlb_range: true, bbm: BBM };
-        let root = TableAddress(zeroed_page() as u64);
+        let root = TableAddress(take_zeroed_page() as u64);
         let table = Stage2::new(geometry, features, Policy::GRANULE, Vmid(1), root);
         Self { table, memcache: Memcache::new() }
     }
 
     fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
-        // One piece needs no more tables than the memcache holds.
-        const PIECE: u64 = 32 * BLOCK;
-        let largest = if blocks { BLOCK } else { PAGE };
-        for at in (ipa..ipa + size).step_by(PIECE as usize) {
-            let piece = PIECE.min(ipa + size - at);
-            self.memcache.top_up(&Direct, 34, 36);
+        // One chunk needs no more tables than the memcache holds.
+        const CHUNK: u64 = 32 * BLOCK;
+        let max_leaf_size = if blocks { BLOCK } else { PAGE };
+        for at in (ipa..ipa + size).step_by(CHUNK as usize) {
+            let chunk = CHUNK.min(ipa + size - at);
+            self.memcache.top_up(&DirectOperations, 34, 36);
             self.table
-                .map(&Direct, &mut self.memcache, &request(at, piece, largest))
-                .expect("nothing is there");
+                .map(&DirectOperations, &mut self.memcache, &request(at, chunk, max_leaf_size))
+                .expect("unmapped");
         }
     }
 
     fn map_each<const SIZE: u64>(&mut self, count: u64) {
-        let mut mapper = self.table.mapper(&Direct);
+        let mut mapper = self.table.mapper(&DirectOperations);
         for ipa in (0..count).map(|n| n * SIZE) {
-            self.memcache.top_up(&Direct, MIN_TABLES, MAX_TABLES);
-            mapper.map(&mut self.memcache, &request(ipa, SIZE, SIZE)).expect("nothing is there");
+            self.memcache.top_up(&DirectOperations, MIN_TABLES, MAX_TABLES);
+            mapper.map(&mut self.memcache, &request(ipa, SIZE, SIZE)).expect("unmapped");
         }
     }
 
     fn map_shared(&mut self, count: u64) {
-        let mut mapper = self.table.mapper_shared(&Direct);
+        let mut mapper = self.table.mapper_shared(&DirectOperations);
         for ipa in (0..count).map(|n| n * PAGE) {
-            self.memcache.top_up(&Direct, MIN_TABLES, MAX_TABLES);
-            mapper.map(&mut self.memcache, &request(ipa, PAGE, PAGE)).expect("nothing is there");
+            self.memcache.top_up(&DirectOperations, MIN_TABLES, MAX_TABLES);
+            mapper.map(&mut self.memcache, &request(ipa, PAGE, PAGE)).expect("unmapped");
         }
     }
 
     #[inline(always)]
     fn translate(&self, ipa: u64) -> u64 {
-        let found = self.table.translate(&Direct, Ipa(ipa), Access::Read);
+        let found = self.table.translate(&DirectOperations, Ipa(ipa), Access::Read);
         found.map_or(0, |found| found.phys.0)
     }
 
     fn protect(&mut self, ipa: u64, size: u64) {
-        self.table.write_protect(&Direct, Ipa(ipa), size).expect("a range");
+        self.table.write_protect(&DirectOperations, Ipa(ipa), size).expect("a valid range");
     }
 
     fn split(&mut self, ipa: u64) {
-        self.memcache.top_up(&Direct, 1, 1 + MIN_TABLES);
-        let done = self.table.split(&Direct, &mut self.memcache, Ipa(ipa), BLOCK);
-        done.expect("a block is there");
+        self.memcache.top_up(&DirectOperations, 1, 1 + MIN_TABLES);
+        let done = self.table.split(&DirectOperations, &mut self.memcache, Ipa(ipa), BLOCK);
+        done.expect("a block maps the address");
     }
 
     fn coalesce_each(&mut self, count: u64) {
-        let mut mapper = self.table.mapper(&Direct);
+        let mut mapper = self.table.mapper(&DirectOperations);
         for ipa in (0..count).map(|n| n * BLOCK) {
-            mapper.map(&mut self.memcache, &request(ipa, BLOCK, BLOCK)).expect("a table is there");
+            mapper.map(&mut self.memcache, &request(ipa, BLOCK, BLOCK)).expect("a split block");
         }
         drop(mapper);
-        self.memcache.free_retired(&Direct);
+        self.memcache.free_retired(&DirectOperations);
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
-        self.table.unmap(&Direct, Ipa(ipa), size).expect("a range");
+        self.table.unmap(&DirectOperations, Ipa(ipa), size).expect("a valid range");
     }
 }
 
 impl<const BBM: u8> Drop for Engine<BBM> {
     fn drop(&mut self) {
-        self.memcache.drain(&Direct);
-        self.table.clear(&Direct);
-        Direct.free(self.table.root());
+        self.memcache.drain(&DirectOperations);
+        self.table.clear(&DirectOperations);
+        DirectOperations.free(self.table.root());
     }
 }

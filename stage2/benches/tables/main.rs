@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Benchmarks of the engine and of other crates: one run, one thread, tables in warm memory (`cargo
+//! Benchmarks of the engine and of other crates in one thread, with tables in warm memory (`cargo
 //! bench --bench tables`, `docs/benchmarks.md`).
 //!
 //! A figure is the minimum of all runs, as other load on the machine only adds time. The benchmarks
@@ -14,8 +14,8 @@
 )]
 
 mod engine;
+mod other_crates;
 mod pages;
-mod peers;
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use std::{
 
 use criterion::Criterion;
 use engine::Engine;
-use peers::{Aarch64Paging, PageTableGeneric, PageTableMultiarch};
+use other_crates::{Aarch64Paging, PageTableGeneric, PageTableMultiarch};
 use rand_core::{Rng, SeedableRng};
 use rand_xoshiro::SplitMix64;
 
@@ -36,13 +36,13 @@ const GIB: u64 = 1 << 30;
 const PHYS: u64 = 0x8_0000_0000;
 const PAGES: u64 = GIB / PAGE;
 const BLOCKS: u64 = GIB / BLOCK;
-/// Number of single maps in a run: few, so that a run is rarely interrupted.
-const SINGLE: u64 = PAGES / 4;
+/// Number of single 4K maps in a run: few, so that interrupts are rare.
+const SINGLE_PAGES: u64 = PAGES / 4;
 /// Number of single 2M maps in a run: many, so that the cost of reading the clock is negligible.
 const SINGLE_BLOCKS: u64 = 64 * BLOCKS;
 
-/// A table to benchmark. By default, an optional operation is unsupported.
-trait Table: Sized {
+/// A table to benchmark. Optional operations are unsupported by default.
+trait BenchTable: Sized {
     const NAME: &'static str;
     const CAN_SPLIT: bool = true;
     const CAN_COALESCE: bool = true;
@@ -81,12 +81,11 @@ trait Table: Sized {
 #[derive(Default)]
 struct Figures(BTreeMap<&'static str, BTreeMap<&'static str, f64>>);
 
-/// A step of a benchmark, performed on a table.
 type Step<T> = fn(&mut T);
 
 impl Figures {
     /// Measures the time per operation of `act`, which performs `count` of them, after `prepare`.
-    fn bench<T: Table>(
+    fn bench<T: BenchTable>(
         &mut self,
         c: &mut Criterion,
         operation: &'static str,
@@ -117,18 +116,18 @@ impl Figures {
     }
 
     /// Benchmarks the operations that a table supports.
-    fn bench_all<T: Table>(&mut self, c: &mut Criterion) {
+    fn bench_all<T: BenchTable>(&mut self, c: &mut Criterion) {
         let mut rows: Vec<(&'static str, u64, Step<T>, Step<T>)> = vec![
-            ("range map, per 4K", PAGES, nothing, by_pages),
-            ("map of 4K, each", SINGLE, nothing, |t| t.map_each::<PAGE>(SINGLE)),
-            ("map of 2M, each", SINGLE_BLOCKS, nothing, |t| t.map_each::<BLOCK>(SINGLE_BLOCKS)),
-            ("translate", SINGLE, by_pages, translate),
-            ("protect, per 4K", PAGES, by_pages, |t| t.protect(0, GIB)),
-            ("unmap of 1G, per 4K", PAGES, by_pages, |t| t.unmap(0, GIB)),
-            ("shared map of 4K, each", SINGLE, nothing, |t| t.map_shared(SINGLE)),
+            ("range map, per 4K", PAGES, leave_empty, map_pages),
+            ("map of 4K, each", SINGLE_PAGES, leave_empty, |t| t.map_each::<PAGE>(SINGLE_PAGES)),
+            ("map of 2M, each", SINGLE_BLOCKS, leave_empty, |t| t.map_each::<BLOCK>(SINGLE_BLOCKS)),
+            ("translate", SINGLE_PAGES, map_pages, translate),
+            ("protect, per 4K", PAGES, map_pages, |t| t.protect(0, GIB)),
+            ("unmap of 1G, per 4K", PAGES, map_pages, |t| t.unmap(0, GIB)),
+            ("shared map of 4K, each", SINGLE_PAGES, leave_empty, |t| t.map_shared(SINGLE_PAGES)),
         ];
         if T::CAN_SPLIT {
-            rows.push(("split of 2M, each", BLOCKS, by_blocks, split_each));
+            rows.push(("split of 2M, each", BLOCKS, map_blocks, split_each));
         }
         if T::CAN_COALESCE {
             rows.push(("coalesce to 2M, each", BLOCKS, split_all, |t| t.coalesce_each(BLOCKS)));
@@ -157,28 +156,28 @@ impl Figures {
     }
 }
 
-fn nothing<T: Table>(_: &mut T) {}
+fn leave_empty<T: BenchTable>(_: &mut T) {}
 
-fn by_pages<T: Table>(table: &mut T) {
+fn map_pages<T: BenchTable>(table: &mut T) {
     table.map(0, GIB, false);
 }
 
-fn by_blocks<T: Table>(table: &mut T) {
+fn map_blocks<T: BenchTable>(table: &mut T) {
     table.map(0, GIB, true);
 }
 
-fn split_each<T: Table>(table: &mut T) {
+fn split_each<T: BenchTable>(table: &mut T) {
     (0..BLOCKS).for_each(|n| table.split(n * BLOCK));
 }
 
-fn split_all<T: Table>(table: &mut T) {
-    by_blocks(table);
+fn split_all<T: BenchTable>(table: &mut T) {
+    map_blocks(table);
     split_each(table);
 }
 
-fn translate<T: Table>(table: &mut T) {
+fn translate<T: BenchTable>(table: &mut T) {
     let mut random = SplitMix64::seed_from_u64(1);
-    for _ in 0..SINGLE {
+    for _ in 0..SINGLE_PAGES {
         let ipa = random.next_u64() % GIB;
         assert_eq!(table.translate(ipa) & !0xfff, PHYS + (ipa & !0xfff));
     }

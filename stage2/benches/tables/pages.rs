@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-/// Number of pages; exceeds the number of tables for 1 GiB.
+/// Number of pages: more than the tables for 1 GiB.
 const PAGES: usize = 1200;
 
 /// Free pages, in memory that is never freed.
@@ -17,12 +17,12 @@ fn free_pages() -> MutexGuard<'static, Vec<usize>> {
     FREE.lock().expect("the lock is not poisoned")
 }
 
-/// Sorts the pool, so that no benchmark depends on the order that a previous one left. The first
-/// call fills the pool.
+/// Sorts the pool, so that each benchmark starts with the same order. The first call fills the
+/// pool.
 pub fn reset_pool() {
     let mut pages = free_pages();
     if pages.is_empty() {
-        let layout = Layout::from_size_align(PAGES * 4096, 2 << 20).expect("a layout");
+        let layout = Layout::from_size_align(PAGES * 4096, 2 << 20).expect("a valid layout");
         // SAFETY: the layout's size is not zero.
         let base = unsafe { alloc(layout) };
         assert!(!base.is_null(), "no memory");
@@ -34,12 +34,12 @@ pub fn reset_pool() {
 }
 
 /// Takes a page, which is not zeroed.
-pub fn page() -> usize {
+pub fn take_page() -> usize {
     free_pages().pop().expect("the pool is large enough")
 }
 
-pub fn zeroed_page() -> usize {
-    let page = page();
+pub fn take_zeroed_page() -> usize {
+    let page = take_page();
     // SAFETY: the page came from the pool and has no other owner.
     unsafe { write_bytes(page as *mut u8, 0, 4096) };
     page

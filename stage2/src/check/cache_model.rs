@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The model of the caches: it finds stale bytes that uncached guest accesses read, and stale bytes
-//! that the host reads after the memory is unmapped.
+//! The model of the caches. It finds stale bytes that the guest may read uncached, and stale bytes
+//! that the host may read after the memory is unmapped.
 //!
 //! A byte is *dirty* if the host wrote it and no clean to the PoC has completed since; *stale* if
-//! an I-cache may hold an older instruction; *touched* if a guest could access it, so that a line
+//! an I-cache may hold an older instruction; *exposed* if a guest could access it, so that a line
 //! in the host's caches may hide the guest's data. A CMO takes effect when a later DSB of the same
 //! CPU completes it, except for bytes that the host writes in between.
 
@@ -16,17 +16,17 @@ use crate::address::PhysAddr;
 
 /// A set of addresses of one address space, stored as ranges.
 #[derive(Debug)]
-pub(super) struct Ranges<A: Clone + Ord>(RangeSet<A>);
+pub(super) struct AddressSet<A: Clone + Ord>(RangeSet<A>);
 
-impl<A: Clone + Ord> Default for Ranges<A> {
+impl<A: Clone + Ord> Default for AddressSet<A> {
     fn default() -> Self {
         Self(RangeSet::new())
     }
 }
 
-impl<A: Copy + Ord + Add<u64, Output = A> + Sub<Output = u64>> Ranges<A> {
+impl<A: Copy + Ord + Add<u64, Output = A> + Sub<Output = u64>> AddressSet<A> {
     pub(super) fn add(&mut self, start: A, size: u64) {
-        // The set panics on an empty range.
+        // `RangeSet` panics on an empty range.
         if size > 0 {
             self.0.insert(start..start + size);
         }
@@ -42,13 +42,13 @@ impl<A: Copy + Ord + Add<u64, Output = A> + Sub<Output = u64>> Ranges<A> {
     pub(super) fn overlaps(&self, start: A, size: u64) -> Vec<(A, u64)> {
         let end = start + size;
         let found = self.0.overlapping(start..end);
-        found.map(|range| with_size(range.start.max(start)..range.end.min(end))).collect()
+        found.map(|range| start_and_size(range.start.max(start)..range.end.min(end))).collect()
     }
 
     /// Returns the parts of a range that are missing from the set, as address and size.
     pub(super) fn gaps(&self, start: A, size: u64) -> Vec<(A, u64)> {
         let range = start..start + size;
-        self.0.gaps(&range).map(with_size).collect()
+        self.0.gaps(&range).map(start_and_size).collect()
     }
 
     /// Returns the first address in a range that is in the set.
@@ -57,9 +57,8 @@ impl<A: Copy + Ord + Add<u64, Output = A> + Sub<Output = u64>> Ranges<A> {
         found.next().map(|range| range.start.max(start))
     }
 
-    /// Returns all ranges of the set, as address and size.
     pub(super) fn iter(&self) -> impl Iterator<Item = (A, u64)> + '_ {
-        self.0.iter().cloned().map(with_size)
+        self.0.iter().cloned().map(start_and_size)
     }
 
     pub(super) fn clear(&mut self) {
@@ -67,37 +66,35 @@ impl<A: Copy + Ord + Add<u64, Output = A> + Sub<Output = u64>> Ranges<A> {
     }
 }
 
-fn with_size<A: Copy + Sub<Output = u64>>(range: Range<A>) -> (A, u64) {
+fn start_and_size<A: Copy + Sub<Output = u64>>(range: Range<A>) -> (A, u64) {
     (range.start, range.end - range.start)
 }
 
-/// Set that a pending operation clears.
+/// Address set from which a pending CMO removes bytes.
 #[derive(Debug, Clone, Copy)]
 enum ClearedSet {
     Dirty,
-    /// Memory that a guest could access until it was unmapped.
-    Touched,
+    ExposedToGuest,
     Stale,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct CacheModel {
-    dirty: Ranges<PhysAddr>,
-    stale: Ranges<PhysAddr>,
-    touched: Ranges<PhysAddr>,
+    dirty_ranges: AddressSet<PhysAddr>,
+    stale_ranges: AddressSet<PhysAddr>,
+    exposed_ranges: AddressSet<PhysAddr>,
     /// Mapped bytes that the host wrote: coherent until they are unmapped.
-    written_while_mapped: Ranges<PhysAddr>,
-    mapped: Ranges<PhysAddr>,
+    host_written_ranges: AddressSet<PhysAddr>,
+    mapped_ranges: AddressSet<PhysAddr>,
     /// Mapped and executable bytes: the guest invalidates the I-cache for them.
-    executable: Ranges<PhysAddr>,
-    /// Effects of CMOs that a CPU has issued and no DSB has completed.
-    pending: Vec<Vec<(ClearedSet, PhysAddr, u64)>>,
-    /// For each CPU, true if it has issued a CMO, even without effect, that no DSB has completed.
-    issued: Vec<bool>,
+    executable_ranges: AddressSet<PhysAddr>,
+    /// Effects of the CMOs that each CPU has issued and no DSB has completed.
+    pending_clears: Vec<Vec<(ClearedSet, PhysAddr, u64)>>,
+    /// Flags of the CPUs with a CMO, even one without effect, that no DSB has completed.
+    has_pending_cmo: Vec<bool>,
 }
 
-/// Returns the parts of a range before and after a hole.
-fn around_hole(
+fn ranges_outside_hole(
     at: PhysAddr,
     len: u64,
     hole: PhysAddr,
@@ -111,52 +108,56 @@ fn around_hole(
 
 impl CacheModel {
     pub(super) fn new(cpus: usize) -> Self {
-        Self { pending: vec![Vec::new(); cpus], issued: vec![false; cpus], ..Self::default() }
+        Self {
+            pending_clears: vec![Vec::new(); cpus],
+            has_pending_cmo: vec![false; cpus],
+            ..Self::default()
+        }
     }
 
     pub(super) fn host_write(&mut self, phys: PhysAddr, size: u64) {
-        for pending in &mut self.pending {
+        for pending in &mut self.pending_clears {
             *pending = pending
                 .drain(..)
                 .flat_map(|(clears, at, len)| {
-                    around_hole(at, len, phys, size).map(move |(at, len)| (clears, at, len))
+                    ranges_outside_hole(at, len, phys, size).map(move |(at, len)| (clears, at, len))
                 })
                 .collect();
         }
-        self.stale.add(phys, size);
-        self.dirty.add(phys, size);
-        for (at, len) in self.mapped.overlaps(phys, size) {
-            self.dirty.remove(at, len);
-            self.written_while_mapped.add(at, len);
+        self.stale_ranges.add(phys, size);
+        self.dirty_ranges.add(phys, size);
+        for (at, len) in self.mapped_ranges.overlaps(phys, size) {
+            self.dirty_ranges.remove(at, len);
+            self.host_written_ranges.add(at, len);
         }
-        for (at, len) in self.executable.overlaps(phys, size) {
-            self.stale.remove(at, len);
+        for (at, len) in self.executable_ranges.overlaps(phys, size) {
+            self.stale_ranges.remove(at, len);
         }
     }
 
     /// Adds memory, which the host has just written, to the guest.
     pub(super) fn add_memory(&mut self, phys: PhysAddr, size: u64) {
         self.unmap(phys, size);
-        self.touched.remove(phys, size);
+        self.exposed_ranges.remove(phys, size);
         self.host_write(phys, size);
     }
 
     /// Issues a clean and invalidate to the PoC; returns whether it has an effect. It makes memory
     /// reusable by the host only if no CPU can access the memory through the table any more.
-    pub(super) fn clean(
+    pub(super) fn clean_invalidate(
         &mut self,
         cpu: usize,
         phys: PhysAddr,
         size: u64,
         is_reachable: impl Fn(PhysAddr, u64) -> bool,
     ) -> bool {
-        self.issued[cpu] = true;
-        self.pending[cpu].push((ClearedSet::Dirty, phys, size));
-        let mut effect = self.dirty(phys, size).is_some();
-        for (at, len) in self.touched.overlaps(phys, size) {
-            let unmapped = self.mapped.gaps(at, len).into_iter();
+        self.has_pending_cmo[cpu] = true;
+        self.pending_clears[cpu].push((ClearedSet::Dirty, phys, size));
+        let mut effect = self.first_dirty_address(phys, size).is_some();
+        for (at, len) in self.exposed_ranges.overlaps(phys, size) {
+            let unmapped = self.mapped_ranges.gaps(at, len).into_iter();
             for (at, len) in unmapped.filter(|(at, len)| !is_reachable(*at, *len)) {
-                self.pending[cpu].push((ClearedSet::Touched, at, len));
+                self.pending_clears[cpu].push((ClearedSet::ExposedToGuest, at, len));
                 effect = true;
             }
         }
@@ -165,7 +166,7 @@ impl CacheModel {
 
     /// Issues an I-cache invalidation over a range, or of all of it; returns whether it has an
     /// effect. Dirty bytes remain stale: later fetches do not read the host's data.
-    pub(super) fn invalidate_instructions(
+    pub(super) fn invalidate_icache(
         &mut self,
         cpu: usize,
         range: Option<(PhysAddr, u64)>,
@@ -173,25 +174,25 @@ impl CacheModel {
     ) -> bool {
         let (phys, size) = range.unwrap_or((PhysAddr(0), 1 << 52));
         let mut effect = false;
-        for (at, len) in self.stale.overlaps(phys, size) {
-            let clean = if is_coherent { vec![(at, len)] } else { self.dirty.gaps(at, len) };
+        for (at, len) in self.stale_ranges.overlaps(phys, size) {
+            let clean = if is_coherent { vec![(at, len)] } else { self.dirty_ranges.gaps(at, len) };
             effect |= !clean.is_empty();
             let pending = clean.into_iter().map(|(at, len)| (ClearedSet::Stale, at, len));
-            self.pending[cpu].extend(pending);
+            self.pending_clears[cpu].extend(pending);
         }
-        self.issued[cpu] |= effect;
+        self.has_pending_cmo[cpu] |= effect;
         effect
     }
 
     /// Completes the CMOs of a CPU at its DSB; returns whether they had an effect.
     pub(super) fn complete(&mut self, cpu: usize) -> bool {
         let mut effect = false;
-        self.issued[cpu] = false;
-        for (clears, at, size) in core::mem::take(&mut self.pending[cpu]) {
+        self.has_pending_cmo[cpu] = false;
+        for (clears, at, size) in core::mem::take(&mut self.pending_clears[cpu]) {
             let set = match clears {
-                ClearedSet::Dirty => &mut self.dirty,
-                ClearedSet::Touched => &mut self.touched,
-                ClearedSet::Stale => &mut self.stale,
+                ClearedSet::Dirty => &mut self.dirty_ranges,
+                ClearedSet::ExposedToGuest => &mut self.exposed_ranges,
+                ClearedSet::Stale => &mut self.stale_ranges,
             };
             effect |= set.first_in(at, size).is_some();
             set.remove(at, size);
@@ -201,60 +202,57 @@ impl CacheModel {
 
     pub(super) fn map(&mut self, phys: PhysAddr, size: u64, execute: bool, is_memory: bool) {
         if execute {
-            self.executable.add(phys, size);
+            self.executable_ranges.add(phys, size);
         }
-        self.mapped.add(phys, size);
+        self.mapped_ranges.add(phys, size);
         // The host's caches hold no lines of device memory.
         if is_memory {
-            self.touched.add(phys, size);
+            self.exposed_ranges.add(phys, size);
         }
     }
 
     pub(super) fn unmap(&mut self, phys: PhysAddr, size: u64) {
-        self.executable.remove(phys, size);
-        self.mapped.remove(phys, size);
+        self.executable_ranges.remove(phys, size);
+        self.mapped_ranges.remove(phys, size);
     }
 
-    /// Ends an operation: bytes no longer mapped become incoherent. Returns the unmapped ranges
-    /// that a guest could access and that no completed CMO has covered since.
+    /// Ends an operation: unmapped bytes become incoherent. Returns the unmapped ranges that a
+    /// guest could access and that no completed CMO has covered since.
     pub(super) fn end_operation(&mut self) -> Vec<(PhysAddr, u64)> {
-        let written: Vec<_> = self.written_while_mapped.iter().collect();
+        let written: Vec<_> = self.host_written_ranges.iter().collect();
         for (at, len) in written {
-            for (at, len) in self.mapped.gaps(at, len) {
-                self.dirty.add(at, len);
-                self.stale.add(at, len);
-                self.written_while_mapped.remove(at, len);
+            for (at, len) in self.mapped_ranges.gaps(at, len) {
+                self.dirty_ranges.add(at, len);
+                self.stale_ranges.add(at, len);
+                self.host_written_ranges.remove(at, len);
             }
         }
-        let touched = self.touched.iter();
-        let unmapped: Vec<_> = touched.flat_map(|(at, len)| self.mapped.gaps(at, len)).collect();
+        let touched = self.exposed_ranges.iter();
+        let unmapped: Vec<_> =
+            touched.flat_map(|(at, len)| self.mapped_ranges.gaps(at, len)).collect();
         for (at, len) in &unmapped {
-            self.touched.remove(*at, *len);
+            self.exposed_ranges.remove(*at, *len);
         }
         unmapped
     }
 
-    /// Returns whether a CPU has issued a CMO that no DSB has completed.
-    pub(super) fn is_pending(&self, cpu: usize) -> bool {
-        self.issued[cpu]
+    pub(super) fn has_pending_cmo(&self, cpu: usize) -> bool {
+        self.has_pending_cmo[cpu]
     }
 
-    /// Returns the first dirty address in a range.
-    pub(super) fn dirty(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
-        self.dirty.first_in(phys, size)
+    pub(super) fn first_dirty_address(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
+        self.dirty_ranges.first_in(phys, size)
     }
 
-    /// Returns the first address in a range that has stale instructions.
-    pub(super) fn stale(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
-        self.stale.first_in(phys, size)
+    pub(super) fn first_stale_address(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
+        self.stale_ranges.first_in(phys, size)
     }
 
-    /// Returns the first address in a range that a guest could access.
-    pub(super) fn touched(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
-        self.touched.first_in(phys, size)
+    pub(super) fn first_exposed_address(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
+        self.exposed_ranges.first_in(phys, size)
     }
 
     pub(super) fn is_mapped(&self, phys: PhysAddr, size: u64) -> bool {
-        self.mapped.first_in(phys, size).is_some()
+        self.mapped_ranges.first_in(phys, size).is_some()
     }
 }

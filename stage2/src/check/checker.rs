@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The checker's state, and the dispatch of events to the models and the rules.
+//! The state of the checker, which passes each event to the models and the rules.
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use alloc::{
 use core::fmt;
 
 use super::{
-    cache_model::{CacheModel, Ranges},
+    cache_model::{AddressSet, CacheModel},
     event::{Action, Event, Setup},
     rule::Rule,
     stale_entry::Effect,
@@ -45,25 +45,25 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Number of reported violations after which a checker records only which rules are violated.
+/// Maximum number of violations that a checker keeps. Beyond it, a checker records only the rules.
 const MAX_VIOLATIONS: usize = 1000;
 
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct CpuState {
+pub(super) struct CpuModel {
     pub(super) vmid: Vmid,
-    /// Set from a VMID switch until the next ISB.
+    /// Flag set from a VMID switch until the next ISB.
     pub(super) needs_isb: bool,
     pub(super) lock: Option<HeldLock>,
-    /// Depth of nested shared walks, and the event at which the outermost began.
+    /// Depth of nested shared walks, and the event that began the outermost.
     walk_depth: u32,
     walking_since: u64,
     /// The event at which the CPU last released the lock.
-    pub(super) released: u64,
+    pub(super) lock_released_at: u64,
     /// The invalidation sequence at the last page lookup.
-    pub(super) looked_up: Option<u64>,
+    pub(super) lookup_sequence: Option<u64>,
 }
 
-impl CpuState {
+impl CpuModel {
     /// Returns whether the CPU is in a shared walk that began at or before `event`.
     pub(super) const fn walks_since(&self, event: u64) -> bool {
         self.walk_depth > 0 && self.walking_since <= event
@@ -88,22 +88,22 @@ pub(super) struct MemslotModel {
 #[derive(Debug)]
 pub struct Checker {
     pub(super) setup: Setup,
-    pub(super) cpus: Vec<CpuState>,
+    pub(super) cpus: Vec<CpuModel>,
     pub(super) tables: TableModel,
     pub(super) tlbs: TlbModel,
     pub(super) caches: CacheModel,
     pub(super) memslots: BTreeMap<Ipa, MemslotModel>,
-    pub(super) logged: Ranges<Ipa>,
-    pub(super) marked: Ranges<Ipa>,
-    /// Ranges that are writable and not marked dirty.
-    pub(super) unmarked: Ranges<Ipa>,
+    pub(super) logged_ranges: AddressSet<Ipa>,
+    pub(super) marked_ranges: AddressSet<Ipa>,
+    /// Ranges that the guest can write and that are not marked dirty.
+    pub(super) writable_unmarked_ranges: AddressSet<Ipa>,
     /// The number of mmu_notifier invalidations.
-    pub(super) sequence: u64,
-    pub(super) now: u64,
+    pub(super) invalidation_sequence: u64,
+    pub(super) event_index: u64,
     pub(super) effect: Effect,
-    cpu_now: u8,
+    event_cpu: u8,
     violations: Vec<Violation>,
-    violated: BTreeSet<Rule>,
+    violated_rules: BTreeSet<Rule>,
 }
 
 impl Checker {
@@ -114,18 +114,18 @@ impl Checker {
             tables: TableModel::new(&setup),
             tlbs: TlbModel::new(cpus),
             caches: CacheModel::new(cpus),
-            cpus: vec![CpuState::default(); cpus],
+            cpus: vec![CpuModel::default(); cpus],
             setup,
             memslots: BTreeMap::new(),
-            logged: Ranges::default(),
-            marked: Ranges::default(),
-            unmarked: Ranges::default(),
-            sequence: 0,
-            now: 0,
+            logged_ranges: AddressSet::default(),
+            marked_ranges: AddressSet::default(),
+            writable_unmarked_ranges: AddressSet::default(),
+            invalidation_sequence: 0,
+            event_index: 0,
             effect: Effect::default(),
-            cpu_now: 0,
+            event_cpu: 0,
             violations: Vec::new(),
-            violated: BTreeSet::new(),
+            violated_rules: BTreeSet::new(),
         }
     }
 
@@ -135,13 +135,13 @@ impl Checker {
     }
 
     /// Returns the violated rules.
-    pub const fn violated(&self) -> &BTreeSet<Rule> {
-        &self.violated
+    pub const fn violated_rules(&self) -> &BTreeSet<Rule> {
+        &self.violated_rules
     }
 
     /// Returns the number of events checked.
-    pub const fn events(&self) -> u64 {
-        self.now
+    pub const fn event_count(&self) -> u64 {
+        self.event_index
     }
 
     /// Returns the effect of the last event: an event without effect may be omitted, and an event
@@ -151,12 +151,12 @@ impl Checker {
     }
 
     pub(super) fn report(&mut self, rule: Rule, detail: impl Into<String>) {
-        self.violated.insert(rule);
+        self.violated_rules.insert(rule);
         if self.violations.len() < MAX_VIOLATIONS {
             self.violations.push(Violation {
                 rule,
-                event: self.now,
-                cpu: self.cpu_now,
+                event: self.event_index,
+                cpu: self.event_cpu,
                 detail: detail.into(),
             });
         }
@@ -165,41 +165,41 @@ impl Checker {
     /// Checks the next event.
     pub fn check(&mut self, event: &Event) {
         let cpu = usize::from(event.cpu);
-        self.cpu_now = event.cpu;
+        self.event_cpu = event.cpu;
         self.effect = Effect::default();
         if cpu < self.cpus.len() {
-            self.act(cpu, event.action);
+            self.dispatch(cpu, event.action);
         } else {
             self.report(Rule::LockDiscipline, format!("CPU {cpu} does not exist"));
         }
-        self.now += 1;
+        self.event_index += 1;
     }
 
-    fn act(&mut self, cpu: usize, action: Action) {
+    fn dispatch(&mut self, cpu: usize, action: Action) {
         match action {
             Action::Store { entry, old, new, kind } => self.store(cpu, entry, (old, new), kind),
             Action::Dsb(kind) => self.barrier(cpu, kind),
             Action::Isb => {
-                self.effect.any = core::mem::take(&mut self.cpus[cpu].needs_isb);
+                self.effect.exists = core::mem::take(&mut self.cpus[cpu].needs_isb);
             }
             Action::Tlbi(kind) => self.invalidate(cpu, kind),
-            Action::Vmid(vmid) => self.switch_vmid(cpu, vmid),
-            Action::Clean { phys, size } => self.clean(cpu, phys, size),
-            Action::Instructions(range) => {
+            Action::SwitchVmid(vmid) => self.switch_vmid(cpu, vmid),
+            Action::CleanInvalidate { phys, size } => self.clean_invalidate(cpu, phys, size),
+            Action::InvalidateICache(range) => {
                 let is_coherent = self.setup.features.fwb;
-                self.effect.any = self.caches.invalidate_instructions(cpu, range, is_coherent);
+                self.effect.exists = self.caches.invalidate_icache(cpu, range, is_coherent);
             }
             Action::Allocate(table) => self.allocate(cpu, table),
             Action::Free(table) => self.free(table),
             Action::Walk { begins } => self.walk(cpu, begins),
-            Action::References(table, change) => self.tables.change_references(table, change),
-            Action::Note(note) => self.note(cpu, note),
+            Action::ChangeReferences(table, change) => self.tables.change_references(table, change),
+            Action::Note(note) => self.process_note(cpu, note),
             Action::HostWrite { phys, size } => self.caches.host_write(phys, size),
-            Action::AddMemory { ipa, phys, size, device } => {
-                self.add_memory(ipa, phys, size, device)
+            Action::AddMemory { ipa, phys, size, is_device } => {
+                self.add_memory(ipa, phys, size, is_device)
             }
             Action::RemoveMemory { ipa, size } => self.remove_memory(ipa, size),
-            Action::Logging { ipa, size, on } => self.set_logging(ipa, size, on),
+            Action::SetLogging { ipa, size, is_enabled } => self.set_logging(ipa, size, is_enabled),
             Action::ReadLog { ipa, size } => self.read_log(ipa, size),
             Action::Resume { ipa, access, status: FaultStatus::Permission, level } => {
                 self.resume(cpu, ipa, access, level)
@@ -210,11 +210,11 @@ impl Checker {
 
     fn barrier(&mut self, cpu: usize, kind: Dsb) {
         self.effect = self.tlbs.barrier(cpu, kind);
-        self.tables.publish(cpu);
+        self.tables.publish_stores(cpu);
         if kind == Dsb::Ish {
             let completed = self.caches.complete(cpu);
-            self.effect.any |= completed;
-            self.effect.strong |= completed;
+            self.effect.exists |= completed;
+            self.effect.is_strong |= completed;
         }
     }
 
@@ -222,7 +222,7 @@ impl Checker {
         let state = &mut self.cpus[cpu];
         if begins {
             if state.walk_depth == 0 {
-                state.walking_since = self.now;
+                state.walking_since = self.event_index;
             }
             state.walk_depth += 1;
         } else {

@@ -62,21 +62,21 @@ pub enum Action {
     Isb,
     Tlbi(Tlbi),
     /// Writes another VMID to VTTBR_EL2.
-    Vmid(Vmid),
+    SwitchVmid(Vmid),
     /// Issues `DC CIVAC` over a range.
-    Clean {
+    CleanInvalidate {
         phys: PhysAddr,
         size: u64,
     },
     /// Issues `IC IVAU` over a range, or `IC IALLUIS`.
-    Instructions(Option<(PhysAddr, u64)>),
+    InvalidateICache(Option<(PhysAddr, u64)>),
     /// Allocates a zeroed table.
     Allocate(TableAddress),
     Free(TableAddress),
     Walk {
         begins: bool,
     },
-    References(TableAddress, i64),
+    ChangeReferences(TableAddress, i64),
     Note(Note),
     /// Writes memory as the host.
     HostWrite {
@@ -88,7 +88,7 @@ pub enum Action {
         ipa: Ipa,
         phys: PhysAddr,
         size: u64,
-        device: bool,
+        is_device: bool,
     },
     /// Removes memory from the guest; the host then reuses it.
     RemoveMemory {
@@ -96,10 +96,10 @@ pub enum Action {
         size: u64,
     },
     /// Starts or stops dirty logging for a range.
-    Logging {
+    SetLogging {
         ipa: Ipa,
         size: u64,
-        on: bool,
+        is_enabled: bool,
     },
     /// Reads and clears the dirty bitmap of a range.
     ReadLog {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The checker: checks a stream of events against the rules of the architecture and the protocol.
+//! The checker, which tests a stream of events for violations of the architecture and the protocol.
 //!
 //! Emulation has neither caches nor weak memory ordering, so a missing CMO or barrier never fails
 //! there. The checker assumes the worst case that the architecture allows: every CPU caches every
 //! entry that it may cache (`tlb_model`), and every byte written by the host stays in a cache until
-//! it is cleaned (`cache_model`). It keeps its own copy of the tables (`table_model`) and reports
+//! a CMO cleans it (`cache_model`). It keeps its own copy of the tables (`table_model`) and reports
 //! each violation of a [`Rule`] at the event that reveals it (`rules`).
 //!
 //! Events come from a [`Recorder`] around the engine's operations, or from a [trace](mod@trace) of
-//! any origin, which it can replay and [shrink](Trace::shrink); `examples/trace.rs` does both.
+//! any program. A trace can be replayed and [shrunk](Trace::shrink), as `examples/trace.rs` does.
 //!
 //! Not modelled: stage 1 by itself, hardware updates of the access flag and the dirty state,
 //! reordering of plain stores beyond the rules, tables with more than one VMID.
@@ -45,7 +45,7 @@ mod rules {
 
 pub use checker::{Checker, Violation};
 pub use event::{Action, Event, Setup, StoreKind};
-pub use operation_hooks::{Call, Hook, Hooked, RecordHook, Recorder, Reply, Sink};
+pub use operation_hooks::{Call, Hook, HookedOperations, RecordHook, Recorder, Reply, Sink};
 pub use rule::Rule;
 pub use stale_entry::Effect;
 pub use trace::{ParseTraceError, Trace};

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Operations that pass every call to a hook.
 //!
-//! [`Hooked`] turns each call of an [`Operations`] method into a [`Call`] and passes it to its
-//! [`Hook`]. The hook runs the call on the inner operations, replaces it or omits it, and returns
-//! the [`Reply`]. A [`Recorder`] reports every call to a [`Sink`]. One mutex covers an operation
-//! and its report, so the order of events is the order in memory. Tests implement other hooks for
-//! fault injection, pauses and schedules.
+//! [`HookedOperations`] turns each call of an [`Operations`] method into a [`Call`] and passes it to
+//! its [`Hook`]. The hook runs the call on the inner operations, replaces it or omits it, and
+//! returns the [`Reply`]. A [`Recorder`] reports every call to a [`Sink`]. It holds one mutex during
+//! a call and its report, so the order of events is the order in memory. Tests implement other
+//! hooks to inject faults and pauses.
 
 use alloc::vec::Vec;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,19 +17,19 @@ use super::{
 use crate::{
     address::{EntryAddress, PhysAddr, TableAddress},
     descriptor::Descriptor,
-    operations::{Dsb, Note, Operations, Order, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Note, Operations, Order, Tlbi, UnlinkedTable, Vmid},
 };
 
 /// One call of a method of [`Operations`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each variant is the method of its name")]
+#[allow(missing_docs, reason = "each variant is a call of the method with its name")]
 pub enum Call {
     Load(EntryAddress),
     Store { entry: EntryAddress, new: Descriptor, order: Order },
     CompareExchange { entry: EntryAddress, old: Descriptor, new: Descriptor },
     Allocate,
     Free(TableAddress),
-    Defer(Unlinked),
+    DeferFree(UnlinkedTable),
     BeginWalk,
     EndWalk,
     TakeReferences(TableAddress, u32),
@@ -40,7 +40,7 @@ pub enum Call {
     Tlbi(Tlbi),
     SwitchVmid(Vmid),
     CleanInvalidate { phys: PhysAddr, size: u64 },
-    InvalidateInstructions(Option<(PhysAddr, u64)>),
+    InvalidateICache(Option<(PhysAddr, u64)>),
     Pause,
     Note(Note),
 }
@@ -49,7 +49,7 @@ pub enum Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
     /// Result of a call without a return value.
-    Done,
+    NoValue,
     /// Result of [`Call::Load`].
     Entry(Descriptor),
     /// Result of [`Call::CompareExchange`].
@@ -73,7 +73,7 @@ impl Call {
             }
             Self::Allocate => return Reply::Table(ops.allocate()),
             Self::Free(table) => ops.free(table),
-            Self::Defer(unlinked) => ops.defer(unlinked),
+            Self::DeferFree(unlinked) => ops.defer_free(unlinked),
             Self::BeginWalk => ops.begin_walk(),
             Self::EndWalk => ops.end_walk(),
             Self::TakeReferences(table, count) => ops.take_references(table, count),
@@ -86,126 +86,73 @@ impl Call {
             Self::Tlbi(kind) => ops.tlbi(kind),
             Self::SwitchVmid(vmid) => return Reply::Vmid(ops.switch_vmid(vmid)),
             Self::CleanInvalidate { phys, size } => ops.clean_invalidate(phys, size),
-            Self::InvalidateInstructions(range) => ops.invalidate_instructions(range),
+            Self::InvalidateICache(range) => ops.invalidate_icache(range),
             Self::Pause => ops.pause(),
             Self::Note(note) => ops.note(note),
         }
-        Reply::Done
+        Reply::NoValue
     }
 }
 
 /// Handler that runs in place of every call.
 pub trait Hook<O: Operations> {
-    /// Handles a call. [`Call::run`] on `inner` performs it. The reply's variant must be the
-    /// call's.
+    /// Handles a call, which [`Call::run`] on `inner` performs. The variant of the reply must
+    /// correspond to the call.
     fn call(&self, inner: &O, call: Call) -> Reply;
 }
 
 /// Operations that pass every call to a hook.
 #[derive(Debug)]
-pub struct Hooked<O, H> {
+pub struct HookedOperations<O, H> {
     /// The operations on which the hook runs calls.
     pub inner: O,
     /// The hook.
     pub hook: H,
 }
 
-impl<O: Operations, H: Hook<O>> Hooked<O, H> {
-    fn call(&self, call: Call) -> Reply {
-        self.hook.call(&self.inner, call)
-    }
-}
-
-/// Extracts the value from the reply variant that corresponds to a call.
-macro_rules! reply {
-    ($self:ident, $variant:ident, $call:expr) => {
-        match $self.call($call) {
-            Reply::$variant(value) => value,
-            other => unreachable!("the hook replies {other:?} to {:?}", $call),
+/// Defines methods of [`Operations`] that pass their call to the hook. A method with a result names
+/// the variant of [`Reply`] that contains it.
+macro_rules! pass_to_hook {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $reply:ident: $result:ty)?, $call:expr;)*) => {
+        $(fn $name(&self, $($arg: $type),*) $(-> $result)? {
+            pass_to_hook!(@reply self.hook.call(&self.inner, $call) $(, $reply)?)
+        })*
+    };
+    (@reply $called:expr) => {{
+        $called;
+    }};
+    (@reply $called:expr, $reply:ident) => {
+        match $called {
+            Reply::$reply(value) => value,
+            other => unreachable!("the hook replies {other:?} in place of {}", stringify!($reply)),
         }
     };
 }
 
-impl<O: Operations, H: Hook<O>> Operations for Hooked<O, H> {
-    fn load(&self, entry: EntryAddress) -> Descriptor {
-        reply!(self, Entry, Call::Load(entry))
-    }
-
-    fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
-        self.call(Call::Store { entry, new, order });
-    }
-
-    fn compare_exchange(
-        &self,
-        entry: EntryAddress,
-        old: Descriptor,
-        new: Descriptor,
-    ) -> Result<(), Descriptor> {
-        reply!(self, Exchanged, Call::CompareExchange { entry, old, new })
-    }
-
-    fn allocate(&self) -> Option<TableAddress> {
-        reply!(self, Table, Call::Allocate)
-    }
-
-    fn free(&self, table: TableAddress) {
-        self.call(Call::Free(table));
-    }
-
-    fn defer(&self, unlinked: Unlinked) {
-        self.call(Call::Defer(unlinked));
-    }
-
-    fn begin_walk(&self) {
-        self.call(Call::BeginWalk);
-    }
-
-    fn end_walk(&self) {
-        self.call(Call::EndWalk);
-    }
-
-    fn take_references(&self, table: TableAddress, count: u32) {
-        self.call(Call::TakeReferences(table, count));
-    }
-
-    fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
-        reply!(self, Count, Call::DropReferences(table, count))
-    }
-
-    fn references(&self, table: TableAddress) -> u32 {
-        reply!(self, Count, Call::References(table))
-    }
-
-    fn dsb(&self, kind: Dsb) {
-        self.call(Call::Dsb(kind));
-    }
-
-    fn isb(&self) {
-        self.call(Call::Isb);
-    }
-
-    fn tlbi(&self, kind: Tlbi) {
-        self.call(Call::Tlbi(kind));
-    }
-
-    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
-        reply!(self, Vmid, Call::SwitchVmid(vmid))
-    }
-
-    fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
-        self.call(Call::CleanInvalidate { phys, size });
-    }
-
-    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
-        self.call(Call::InvalidateInstructions(range));
-    }
-
-    fn pause(&self) {
-        self.call(Call::Pause);
-    }
-
-    fn note(&self, note: Note) {
-        self.call(Call::Note(note));
+impl<O: Operations, H: Hook<O>> Operations for HookedOperations<O, H> {
+    pass_to_hook! {
+        fn load(entry: EntryAddress) -> Entry: Descriptor, Call::Load(entry);
+        fn store(entry: EntryAddress, new: Descriptor, order: Order),
+            Call::Store { entry, new, order };
+        fn compare_exchange(entry: EntryAddress, old: Descriptor, new: Descriptor)
+            -> Exchanged: Result<(), Descriptor>, Call::CompareExchange { entry, old, new };
+        fn allocate() -> Table: Option<TableAddress>, Call::Allocate;
+        fn free(table: TableAddress), Call::Free(table);
+        fn defer_free(unlinked: UnlinkedTable), Call::DeferFree(unlinked);
+        fn begin_walk(), Call::BeginWalk;
+        fn end_walk(), Call::EndWalk;
+        fn take_references(table: TableAddress, count: u32), Call::TakeReferences(table, count);
+        fn drop_references(table: TableAddress, count: u32) -> Count: u32,
+            Call::DropReferences(table, count);
+        fn references(table: TableAddress) -> Count: u32, Call::References(table);
+        fn dsb(kind: Dsb), Call::Dsb(kind);
+        fn isb(), Call::Isb;
+        fn tlbi(kind: Tlbi), Call::Tlbi(kind);
+        fn switch_vmid(vmid: Vmid) -> Vmid: Vmid, Call::SwitchVmid(vmid);
+        fn clean_invalidate(phys: PhysAddr, size: u64), Call::CleanInvalidate { phys, size };
+        fn invalidate_icache(range: Option<(PhysAddr, u64)>), Call::InvalidateICache(range);
+        fn pause(), Call::Pause;
+        fn note(note: Note), Call::Note(note);
     }
 }
 
@@ -235,7 +182,7 @@ pub struct RecordHook<'a, S> {
 }
 
 /// Operations of one CPU, reported to a sink.
-pub type Recorder<'a, O, S> = Hooked<O, RecordHook<'a, S>>;
+pub type Recorder<'a, O, S> = HookedOperations<O, RecordHook<'a, S>>;
 
 impl<'a, O, S: Sink> Recorder<'a, O, S> {
     /// Reports the operations of CPU `cpu` to `sink`.
@@ -264,7 +211,7 @@ impl<S> RecordHook<'_, S> {
 impl<O: Operations, S: Sink> Hook<O> for RecordHook<'_, S> {
     fn call(&self, inner: &O, call: Call) -> Reply {
         let unrecorded =
-            matches!(call, Call::Load(_) | Call::References(_) | Call::Defer(_) | Call::Pause);
+            matches!(call, Call::Load(_) | Call::References(_) | Call::DeferFree(_) | Call::Pause);
         if unrecorded {
             return call.run(inner);
         }
@@ -292,14 +239,16 @@ impl<O: Operations, S: Sink> Hook<O> for RecordHook<'_, S> {
             Call::Free(table) => Action::Free(table),
             Call::BeginWalk => Action::Walk { begins: true },
             Call::EndWalk => Action::Walk { begins: false },
-            Call::TakeReferences(table, count) => Action::References(table, count.into()),
-            Call::DropReferences(table, count) => Action::References(table, -i64::from(count)),
+            Call::TakeReferences(table, count) => Action::ChangeReferences(table, count.into()),
+            Call::DropReferences(table, count) => {
+                Action::ChangeReferences(table, -i64::from(count))
+            }
             Call::Dsb(kind) => Action::Dsb(kind),
             Call::Isb => Action::Isb,
             Call::Tlbi(kind) => Action::Tlbi(kind),
-            Call::SwitchVmid(vmid) => Action::Vmid(vmid),
-            Call::CleanInvalidate { phys, size } => Action::Clean { phys, size },
-            Call::InvalidateInstructions(range) => Action::Instructions(range),
+            Call::SwitchVmid(vmid) => Action::SwitchVmid(vmid),
+            Call::CleanInvalidate { phys, size } => Action::CleanInvalidate { phys, size },
+            Call::InvalidateICache(range) => Action::InvalidateICache(range),
             Call::Note(note) => Action::Note(note),
             _ => return reply,
         };

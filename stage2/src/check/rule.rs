@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rules: name, description and source of each. `docs/checking.md` lists them and explains how
-//! to add one.
+//! The rules, each with name, description and source. `docs/checking.md` lists them and explains
+//! how to add one.
 
 use core::fmt;
 
@@ -49,16 +49,16 @@ rules! {
         "An entry is made while a CPU may still hold the old one.",
         "Arm ARM D8.16.1, D8.14.4";
     CombinedNotInvalidated: "combined-not-invalidated",
-        "Stage 2 is invalidated, entries combined with stage 1 are not.",
+        "Stage-2 entries are invalidated, but entries combined with stage 1 are not.",
         "Arm ARM D8.14.4 (VMALLE1 after IPAS2E1)";
     VmidNotCurrent: "vmid-not-current",
         "A TLBI is issued under another VMID, or without an ISB after the switch of VMID.",
         "Arm ARM D8.14.4; K1.2.4 (context synchronization)";
     VmidNotRestored: "vmid-not-restored",
-        "An operation ends with another VMID than it began with.",
+        "An operation ends without restoring the VMID.",
         "Linux: __tlb_switch_to_host()";
     WrongTtl: "wrong-ttl",
-        "The TTL hint of a TLBI names another level than the leaf's.",
+        "The TTL hint of a TLBI differs from the level of the leaf.",
         "Arm ARM D8.14.5 (FEAT_TTL)";
     TableRemovalSpan: "table-removal-span",
         "A table is removed without a non-leaf invalidation of all addresses that it spans.",
@@ -67,7 +67,7 @@ rules! {
         "A range invalidation covers more pages than one instruction encodes.",
         "Arm ARM C5.5 (TLBI RIPAS2E1IS)";
     ReductionNotComplete: "reduction-not-complete",
-        "An operation that removes a permission or a mapping ends before every CPU has lost it.",
+        "An operation that removes a permission or a mapping ends while a CPU may still hold it.",
         "Arm ARM D8.14.4; B2.3.12";
     LogReadTooEarly: "log-read-too-early",
         "The dirty bitmap is read and cleared while a CPU can write without a fault.",
@@ -79,22 +79,22 @@ rules! {
         "A vCPU resumes after a permission fault while its own TLB may hold the old entry.",
         "Arm ARM D8.14.1 (permission faults may be cached)";
     TableNotPublished: "table-not-published",
-        "A table is linked before all CPUs are sure to observe its contents.",
+        "A table is linked before all CPUs are guaranteed to observe its contents.",
         "Arm ARM B2.3.7; D8.2.6";
     UncleanReachable: "unclean-reachable",
         "Memory that is not clean to the PoC becomes reachable.",
         "Arm ARM B2.8 (mismatched attributes); D7.5.9.3";
-    DeviceMaintained: "device-maintained",
+    DeviceCmo: "device-cmo",
         "A CMO is issued on a device.",
         "Linux: kvm_is_device_pfn()";
-    UnfinishedMaintenance: "unfinished-maintenance",
+    UnfinishedCmo: "unfinished-cmo",
         "An entry is broken or the lock released while a CMO is not complete.",
         "Arm ARM D7.5.9.3; Linux: dcache_clean_inval_poc() ends with DSB";
     ReturnedUnclean: "returned-unclean",
         "The host reuses memory without a CMO after the TLB invalidation.",
         "Arm ARM B2.8 (mismatched attributes)";
-    NeedlessMaintenance: "needless-maintenance",
-        "The data cache is maintained although FEAT_S2FWB makes that needless.",
+    NeedlessCmo: "needless-cmo",
+        "A data cache CMO is issued although FEAT_S2FWB makes it needless.",
         "Arm ARM D8.6.6 (FEAT_S2FWB)";
     StaleInstructions: "stale-instructions",
         "Memory becomes executable while an I-cache may hold older instructions.",
@@ -106,7 +106,7 @@ rules! {
         "A table is freed while a shared walker may be in it.",
         "Linux: stage2_free_unlinked_table_rcu_cb()";
     TableNotOwned: "table-not-owned",
-        "A table is used that was freed or never allocated.",
+        "A table that was freed or never allocated is used.",
         "Linux: kvm_pgtable_mm_ops";
     WrongReferences: "wrong-references",
         "The reference count of a table is not 1 plus its valid entries.",
@@ -127,7 +127,7 @@ rules! {
         "A split relaxes the permissions of entries other than the one that faulted.",
         "Linux: kvm_pgtable_stage2_create_unlinked()";
     SleepUnderLock: "sleep-under-lock",
-        "Memory is allocated under the lock.",
+        "Memory is allocated, which may sleep, under the lock.",
         "Linux: might_sleep()";
     EmptyMemcache: "empty-memcache",
         "A table is taken from an empty memcache.",
@@ -136,10 +136,10 @@ rules! {
         "The lock is taken twice, released twice, or not held by a CPU that writes a linked table.",
         "Linux: mmu_lock";
     Misaligned: "misaligned",
-        "The address of a leaf is not aligned to its size.",
+        "The output address of a leaf is not aligned to its size.",
         "Arm ARM D8.3.1";
     OutsideSlot: "outside-slot",
-        "A leaf maps other memory than the memslot has at that address.",
+        "A leaf does not map the memory of the memslot at its address.",
         "Linux: fault_supports_stage2_huge_mapping()";
 }
 

@@ -4,8 +4,8 @@
 //! Shrinking removes whole operations, each from a lock to its release. It never removes a barrier
 //! or an invalidation from an operation: the shorter trace would then violate the rule for another
 //! reason. The rest must be [possible](Trace::is_possible), so an operation that others depend on
-//! stays. The events after the violation are removed first, then halves, quarters, and so on down
-//! to single operations (delta debugging: Zeller and Hildebrandt, 2002).
+//! stays. Shrinking first removes the events after the violation, then halves of the operations,
+//! quarters, and so on down to single operations (delta debugging: Zeller and Hildebrandt, 2002).
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -58,21 +58,22 @@ impl Trace {
         let Some(at) = found.next().map(|v| v.event) else {
             return self.clone();
         };
-        let usual = whole.violated();
-        let is_like_whole = |trace: &Self| {
+        let usual = whole.violated_rules();
+        let violates_same_rules = |trace: &Self| {
             trace.is_possible() && {
                 let replayed = trace.replay();
-                replayed.violated().contains(&rule) && replayed.violated().is_subset(usual)
+                replayed.violated_rules().contains(&rule)
+                    && replayed.violated_rules().is_subset(usual)
             }
         };
         let mut best = self.clone();
-        best.events.truncate(crate::geometry::index(at + 1));
-        if !is_like_whole(&best) {
+        best.events.truncate(crate::geometry::to_usize(at + 1));
+        if !violates_same_rules(&best) {
             best = self.clone();
         }
-        let mut chunk = operations(&best.events).len();
+        let mut chunk = operation_events(&best.events).len();
         while chunk > 0 {
-            let smaller = best.remove_chunks(chunk, &is_like_whole);
+            let smaller = best.remove_chunks(chunk, &violates_same_rules);
             if !smaller || chunk > 1 {
                 chunk /= 2;
             }
@@ -80,18 +81,18 @@ impl Trace {
         best
     }
 
-    /// Removes each sequence of `chunk` operations without which `keeps` still holds. Returns
-    /// whether any was removed.
+    /// Removes each sequence of `chunk` operations that `keeps` does not need. Returns whether it
+    /// removed any.
     fn remove_chunks(&mut self, chunk: usize, keeps: &impl Fn(&Self) -> bool) -> bool {
         let mut from = 0;
         let mut removed = false;
         loop {
-            let operations = operations(&self.events);
+            let operations = operation_events(&self.events);
             if from >= operations.len() {
                 return removed;
             }
             let chunk_events = operations.iter().skip(from).take(chunk).flatten();
-            let candidate = self.without(&chunk_events.copied().collect());
+            let candidate = self.without_events(&chunk_events.copied().collect());
             if keeps(&candidate) {
                 *self = candidate;
                 removed = true;
@@ -101,7 +102,7 @@ impl Trace {
         }
     }
 
-    fn without(&self, removed: &BTreeSet<usize>) -> Self {
+    fn without_events(&self, removed: &BTreeSet<usize>) -> Self {
         let events = self.events.iter().enumerate();
         Self {
             setup: self.setup,
@@ -114,7 +115,7 @@ impl Trace {
 }
 
 /// Returns the event indices of each operation. An event outside an operation is its own operation.
-fn operations(events: &[Event]) -> Vec<Vec<usize>> {
+fn operation_events(events: &[Event]) -> Vec<Vec<usize>> {
     let mut units: Vec<Vec<usize>> = Vec::new();
     let mut open: BTreeMap<u8, usize> = BTreeMap::new();
     for (index, event) in events.iter().enumerate() {

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!             DSB (all CPUs observe the store)   TLBI IPAS2…  DSB           TLBI VMALLE1…  DSB
-//!  Both ──────── a TLBI before this does not count ─ issued(i) ─ Combined ─ issued(i) ─ Nothing
+//!  Stage2 ────── a TLBI before this does not count ─ issued(i) ─ Combined ─ issued(i) ─ Nothing
 //!     └────────────────────────────── TLBI VMALLS12E1… ─ issued(i) ────────────────── DSB ──┘
 //! ```
 //!
@@ -27,8 +27,8 @@ use crate::{
 /// The old values that one CPU may cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HeldEntries {
-    /// The stage-2 entry, and entries that combine it with stage 1.
-    Both,
+    /// The stage-2 entry, and therefore entries that combine it with stage 1.
+    Stage2,
     /// Entries that combine stage 2 with stage 1.
     Combined,
     Nothing,
@@ -36,15 +36,15 @@ enum HeldEntries {
 
 /// The CPUs that have issued an invalidation and not yet completed it.
 #[derive(Debug, Clone, Copy, Default)]
-struct IssuedInvalidations {
-    local: u64,
-    broadcast: u64,
+struct PendingInvalidations {
+    local_cpus: u64,
+    broadcast_cpus: u64,
 }
 
-impl IssuedInvalidations {
+impl PendingInvalidations {
     /// Records an invalidation. Returns whether this CPU had none pending.
     fn issue(&mut self, cpu: usize, is_broadcast: bool) -> bool {
-        let by = if is_broadcast { &mut self.broadcast } else { &mut self.local };
+        let by = if is_broadcast { &mut self.broadcast_cpus } else { &mut self.local_cpus };
         let first = *by >> cpu & 1 == 0;
         *by |= 1 << cpu;
         first
@@ -52,36 +52,35 @@ impl IssuedInvalidations {
 
     /// Returns whether a CPU's DSB completes a pending invalidation: any, or local ones only.
     const fn completes(self, cpu: usize, is_broadcast: bool) -> bool {
-        let by = self.local | if is_broadcast { self.broadcast } else { 0 };
+        let by = self.local_cpus | if is_broadcast { self.broadcast_cpus } else { 0 };
         by >> cpu & 1 != 0
     }
 
-    const fn is_any(self) -> bool {
-        self.local | self.broadcast != 0
+    const fn is_pending(self) -> bool {
+        self.local_cpus | self.broadcast_cpus != 0
     }
 }
 
-/// The progress of the invalidations for one CPU.
 #[derive(Debug, Clone, Copy)]
 struct InvalidationProgress {
-    held: HeldEntries,
+    held_entries: HeldEntries,
     /// Pending stage-2 invalidations.
-    stage2: IssuedInvalidations,
-    /// Pending invalidations of everything that the CPU still holds.
-    last: IssuedInvalidations,
+    stage2_invalidations: PendingInvalidations,
+    /// Pending invalidations of all entries that the CPU still holds.
+    all_invalidations: PendingInvalidations,
 }
 
 impl InvalidationProgress {
     /// Records an invalidation that covers the entry. Returns whether it has an effect.
     fn issue(&mut self, cpu: usize, kind: Tlbi, is_broadcast: bool) -> bool {
-        match (kind, self.held) {
-            (Tlbi::Ipa { .. } | Tlbi::Range { .. }, HeldEntries::Both) => {
-                self.stage2.issue(cpu, is_broadcast)
+        match (kind, self.held_entries) {
+            (Tlbi::Ipa { .. } | Tlbi::Range { .. }, HeldEntries::Stage2) => {
+                self.stage2_invalidations.issue(cpu, is_broadcast)
             }
             // While a CPU holds the stage-2 entry, it can create combined entries again.
             (Tlbi::Stage1 { .. }, HeldEntries::Combined)
-            | (Tlbi::All { .. }, HeldEntries::Both | HeldEntries::Combined) => {
-                self.last.issue(cpu, is_broadcast)
+            | (Tlbi::All { .. }, HeldEntries::Stage2 | HeldEntries::Combined) => {
+                self.all_invalidations.issue(cpu, is_broadcast)
             }
             _ => false,
         }
@@ -89,25 +88,27 @@ impl InvalidationProgress {
 
     /// Completes invalidations at a DSB. Returns whether that has an effect.
     fn complete(&mut self, cpu: usize, is_broadcast: bool) -> bool {
-        let next = if self.last.completes(cpu, is_broadcast) {
+        let next = if self.all_invalidations.completes(cpu, is_broadcast) {
             HeldEntries::Nothing
-        } else if self.held == HeldEntries::Both && self.stage2.completes(cpu, is_broadcast) {
+        } else if self.held_entries == HeldEntries::Stage2
+            && self.stage2_invalidations.completes(cpu, is_broadcast)
+        {
             HeldEntries::Combined
         } else {
             return false;
         };
-        let changed = self.held != next;
-        self.held = next;
+        let changed = self.held_entries != next;
+        self.held_entries = next;
         changed
     }
 }
 
-/// The type of change from an entry's old value to its new value.
+/// The type of a change to a valid entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EntryChange {
     Removed,
     Restricted,
-    /// Permissions are added: a CPU with the old value takes a permission fault.
+    /// Addition of permissions: a CPU with the old value takes a permission fault.
     Relaxed,
 }
 
@@ -115,46 +116,46 @@ pub(super) enum EntryChange {
 #[derive(Debug, Clone)]
 pub(super) struct ChangedEntry {
     pub(super) position: EntryPosition,
-    pub(super) was: Descriptor,
+    pub(super) old: Descriptor,
     /// The number of bytes that the entry maps.
     pub(super) size: u64,
     pub(super) change: EntryChange,
     pub(super) table: Option<TableAddress>,
-    /// Set if the leaf became unreachable because a table above it was unlinked.
-    pub(super) below_table: bool,
+    /// Indicates that the leaf became unreachable because a table above it was unlinked.
+    pub(super) is_below_unlinked_table: bool,
 }
 
 /// A changed entry whose old value CPUs may still hold.
 #[derive(Debug, Clone)]
 pub(super) struct StaleEntry {
     pub(super) entry: ChangedEntry,
-    pub(super) since: u64,
-    pub(super) by: usize,
-    /// Set while other entries of its contiguous run remain, so that CPUs may fetch it again.
+    pub(super) changed_at: u64,
+    pub(super) changed_by: usize,
+    /// Flag set while other entries of its contiguous run remain, so that CPUs may fetch it again.
     pub(super) run_remains: bool,
     /// The CPUs that have since written the entry. A CPU that observes one of these stores observes
     /// the change.
     writers: u64,
     /// The CPUs that have since executed a DSB. If such a CPU has loaded the new value, its table
     /// walker observes the change.
-    observed_by: u64,
-    observed_by_all: bool,
+    observers: u64,
+    is_observed_by_all: bool,
     progress: Vec<InvalidationProgress>,
 }
 
-/// The effect of an event on the values that CPUs may hold or observe.
+/// The effect of an event on the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effect {
-    /// The event changes the values that CPUs may hold or observe.
-    pub any: bool,
-    /// A weaker event (local instead of broadcast, stores instead of all accesses) changes less.
-    pub strong: bool,
+    /// Indicates that the event changes the values that CPUs may hold or observe.
+    pub exists: bool,
+    /// Indicates that a weaker event (local, not broadcast; stores, not all accesses) changes less.
+    pub is_strong: bool,
 }
 
 impl Effect {
     pub(super) fn add(&mut self, other: Self) {
-        self.any |= other.any;
-        self.strong |= other.strong;
+        self.exists |= other.exists;
+        self.is_strong |= other.is_strong;
     }
 }
 
@@ -163,25 +164,25 @@ impl Effect {
 pub(super) enum Coverage {
     Outside,
     Covered,
-    /// The address is covered, but the TTL hint or the leaf-only form excludes the entry.
+    /// Covered address whose entry the TTL hint or the leaf-only form excludes.
     Excluded,
 }
 
 impl StaleEntry {
-    pub(super) fn new(entry: ChangedEntry, since: u64, by: usize, cpus: usize) -> Self {
+    pub(super) fn new(entry: ChangedEntry, event: u64, cpu: usize, cpus: usize) -> Self {
         let held = InvalidationProgress {
-            held: HeldEntries::Both,
-            stage2: IssuedInvalidations::default(),
-            last: IssuedInvalidations::default(),
+            held_entries: HeldEntries::Stage2,
+            stage2_invalidations: PendingInvalidations::default(),
+            all_invalidations: PendingInvalidations::default(),
         };
         Self {
             entry,
-            since,
-            by,
+            changed_at: event,
+            changed_by: cpu,
             run_remains: false,
-            writers: 1 << by,
-            observed_by: 0,
-            observed_by_all: false,
+            writers: 1 << cpu,
+            observers: 0,
+            is_observed_by_all: false,
             progress: vec![held; cpus],
         }
     }
@@ -193,7 +194,7 @@ impl StaleEntry {
 
     /// Returns whether this is a removed leaf whose memory overlaps the range.
     pub(super) fn maps_memory(&self, phys: PhysAddr, size: u64) -> bool {
-        let at = self.entry.was.address();
+        let at = self.entry.old.address();
         self.entry.table.is_none()
             && self.entry.change == EntryChange::Removed
             && at < phys + size
@@ -201,20 +202,20 @@ impl StaleEntry {
     }
 
     pub(super) fn is_held_by(&self, cpu: usize) -> bool {
-        self.progress[cpu].held != HeldEntries::Nothing
+        self.progress[cpu].held_entries != HeldEntries::Nothing
     }
 
     pub(super) fn is_held(&self) -> bool {
-        self.progress.iter().any(|p| p.held != HeldEntries::Nothing)
+        self.progress.iter().any(|p| p.held_entries != HeldEntries::Nothing)
     }
 
     /// Returns whether no CPU can hold more than entries combined with stage 1.
-    pub(super) fn only_combined(&self) -> bool {
+    pub(super) fn holds_only_combined(&self) -> bool {
         let mut progress = self.progress.iter();
-        progress.all(|p| p.held != HeldEntries::Both || p.last.is_any())
+        progress.all(|p| p.held_entries != HeldEntries::Stage2 || p.all_invalidations.is_pending())
     }
 
-    pub(super) fn note_writer(&mut self, cpu: usize) {
+    pub(super) fn record_writer(&mut self, cpu: usize) {
         self.writers |= 1 << cpu;
     }
 
@@ -234,45 +235,43 @@ impl StaleEntry {
         if fits { Coverage::Covered } else { Coverage::Excluded }
     }
 
-    /// Records an invalidation that covers the entry.
     pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi) -> Effect {
         let is_broadcast = kind.scope() == Scope::Broadcast;
         let is_relaxed = self.entry.change == EntryChange::Relaxed;
         // A CPU that has observed the change may invalidate locally. For a relaxed entry it may
         // also broadcast, as other CPUs may keep the old value.
-        let observed = self.observed_by_all
-            || ((!is_broadcast || is_relaxed) && self.observed_by >> cpu & 1 != 0);
+        let observed = self.is_observed_by_all
+            || ((!is_broadcast || is_relaxed) && self.observers >> cpu & 1 != 0);
         let mut effect = Effect::default();
         if !observed || self.run_remains {
             return effect;
         }
-        let reaches_others = is_broadcast && self.observed_by_all;
+        let reaches_others = is_broadcast && self.is_observed_by_all;
         for (at, progress) in self.progress.iter_mut().enumerate() {
             if (at == cpu || reaches_others) && progress.issue(cpu, kind, is_broadcast) {
-                effect.any |= !is_relaxed || at == cpu;
-                effect.strong |= !is_relaxed && at != cpu;
+                effect.exists |= !is_relaxed || at == cpu;
+                effect.is_strong |= !is_relaxed && at != cpu;
             }
         }
         effect
     }
 
-    /// Records a DSB of a CPU.
     pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb) -> Effect {
         let orders_all = matches!(kind, Dsb::Ish | Dsb::IshSt);
         let wrote = self.writers >> cpu & 1 != 0;
         let mut effect = Effect {
-            any: wrote && self.observed_by >> cpu & 1 == 0,
-            strong: orders_all && wrote && !self.observed_by_all,
+            exists: wrote && self.observers >> cpu & 1 == 0,
+            is_strong: orders_all && wrote && !self.is_observed_by_all,
         };
-        self.observed_by |= 1 << cpu;
-        self.observed_by_all |= orders_all && wrote;
+        self.observers |= 1 << cpu;
+        self.is_observed_by_all |= orders_all && wrote;
         if matches!(kind, Dsb::IshSt | Dsb::NshSt) {
             return effect;
         }
         for (at, progress) in self.progress.iter_mut().enumerate() {
             if progress.complete(cpu, kind == Dsb::Ish) {
                 let needed = self.entry.change != EntryChange::Relaxed || at == cpu;
-                effect.add(Effect { any: needed, strong: needed });
+                effect.add(Effect { exists: needed, is_strong: needed });
             }
         }
         effect

@@ -21,31 +21,30 @@ pub(super) struct EntryPosition {
     pub(super) ipa: Ipa,
 }
 
-/// A translation table.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct TableState {
     /// Size in bytes: several granules for a concatenated root.
     pub(super) size: u64,
     pub(super) level: Option<Level>,
     pub(super) ipa: Ipa,
-    pub(super) linked: bool,
+    pub(super) is_linked: bool,
     pub(super) unlinked_at: Option<u64>,
     pub(super) entries: BTreeMap<u64, Descriptor>,
-    pub(super) count: i64,
-    /// The CPU whose stores to the table are not yet ordered by a barrier.
+    pub(super) reference_count: i64,
+    /// The CPU whose stores to the table no barrier has ordered yet.
     pub(super) writer: Option<usize>,
 }
 
-impl Table {
-    const fn new(size: u64, count: i64) -> Self {
+impl TableState {
+    const fn new(size: u64, reference_count: i64) -> Self {
         Self {
             size,
             level: None,
             ipa: Ipa(0),
-            linked: false,
+            is_linked: false,
             unlinked_at: None,
             entries: BTreeMap::new(),
-            count,
+            reference_count,
             writer: None,
         }
     }
@@ -61,14 +60,14 @@ pub(super) struct Subtree {
 /// The tables of a run, keyed by address.
 #[derive(Debug)]
 pub(super) struct TableModel {
-    pub(super) all: BTreeMap<TableAddress, Table>,
+    pub(super) table_states: BTreeMap<TableAddress, TableState>,
     /// Locked entries and the CPUs that locked them.
-    pub(super) locked: BTreeMap<EntryAddress, usize>,
+    pub(super) locked_entries: BTreeMap<EntryAddress, usize>,
     /// Leaves that are broken and not yet replaced, while the lock is held.
-    pub(super) broken: BTreeMap<EntryAddress, Descriptor>,
-    pub(super) changed: BTreeSet<TableAddress>,
-    /// Set when the trace first changes a reference count.
-    counted: bool,
+    pub(super) broken_leaves: BTreeMap<EntryAddress, Descriptor>,
+    pub(super) changed_tables: BTreeSet<TableAddress>,
+    /// Flag set when the trace first changes a reference count.
+    counts_references: bool,
     geometry: Geometry,
     root: TableAddress,
 }
@@ -77,50 +76,55 @@ impl TableModel {
     pub(super) fn new(setup: &Setup) -> Self {
         let geometry = setup.geometry;
         let tables = geometry.root_tables();
-        let root = Table {
-            level: Some(geometry.start()),
-            linked: true,
-            ..Table::new(tables * geometry.granule().size(), i64::try_from(tables).unwrap_or(1))
+        let root = TableState {
+            level: Some(geometry.start_level()),
+            is_linked: true,
+            ..TableState::new(
+                tables * geometry.granule().size(),
+                i64::try_from(tables).unwrap_or(1),
+            )
         };
         Self {
-            all: [(setup.root, root)].into(),
-            locked: BTreeMap::new(),
-            broken: BTreeMap::new(),
-            changed: BTreeSet::new(),
-            counted: false,
+            table_states: [(setup.root, root)].into(),
+            locked_entries: BTreeMap::new(),
+            broken_leaves: BTreeMap::new(),
+            changed_tables: BTreeSet::new(),
+            counts_references: false,
             geometry,
             root: setup.root,
         }
     }
 
-    /// Returns the table that contains an entry, and the table's address.
-    pub(super) fn holding(&mut self, entry: EntryAddress) -> Option<(TableAddress, &mut Table)> {
-        let (at, table) = self.all.range_mut(..=TableAddress(entry.0)).next_back()?;
+    pub(super) fn table_containing(
+        &mut self,
+        entry: EntryAddress,
+    ) -> Option<(TableAddress, &mut TableState)> {
+        let (at, table) = self.table_states.range_mut(..=TableAddress(entry.0)).next_back()?;
         (entry.0 < at.0 + table.size).then_some((*at, table))
     }
 
     pub(super) fn allocate(&mut self, cpu: usize, table: TableAddress) {
-        let zeroed = Table { writer: Some(cpu), ..Table::new(self.geometry.granule().size(), 1) };
-        self.all.insert(table, zeroed);
+        let zeroed =
+            TableState { writer: Some(cpu), ..TableState::new(self.geometry.granule().size(), 1) };
+        self.table_states.insert(table, zeroed);
     }
 
-    /// Removes a table and returns its reference count.
     pub(super) fn free(&mut self, table: TableAddress) -> Option<i64> {
-        self.changed.remove(&table);
-        self.all.remove(&table).map(|table| table.count)
+        self.changed_tables.remove(&table);
+        self.table_states.remove(&table).map(|table| table.reference_count)
     }
 
     pub(super) fn is_linked(&self, table: TableAddress) -> bool {
-        self.all.get(&table).is_some_and(|table| table.linked)
+        self.table_states.get(&table).is_some_and(|table| table.is_linked)
     }
 
     pub(super) fn unlinked_at(&self, table: TableAddress) -> Option<u64> {
-        self.all.get(&table)?.unlinked_at
+        self.table_states.get(&table)?.unlinked_at
     }
 
     /// Records a barrier, which orders the stores of a CPU.
-    pub(super) fn publish(&mut self, cpu: usize) {
-        for table in self.all.values_mut() {
+    pub(super) fn publish_stores(&mut self, cpu: usize) {
+        for table in self.table_states.values_mut() {
             if table.writer == Some(cpu) {
                 table.writer = None;
             }
@@ -128,43 +132,43 @@ impl TableModel {
     }
 
     pub(super) fn change_references(&mut self, table: TableAddress, change: i64) {
-        self.counted = true;
-        if let Some((at, table)) = self.holding(EntryAddress(table.0)) {
-            table.count += change;
-            self.changed.insert(at);
+        self.counts_references = true;
+        if let Some((at, table)) = self.table_containing(EntryAddress(table.0)) {
+            table.reference_count += change;
+            self.changed_tables.insert(at);
         }
     }
 
     /// Removes and returns the entries that a CPU has locked.
     pub(super) fn take_locked_by(&mut self, cpu: usize) -> Vec<EntryAddress> {
-        let locked = self.locked.extract_if(.., |_, owner| *owner == cpu);
+        let locked = self.locked_entries.extract_if(.., |_, owner| *owner == cpu);
         locked.map(|(entry, _)| entry).collect()
     }
 
     /// Returns the changed tables with a wrong count: address, count, number of valid entries.
     /// Returns none for a trace without reference counts.
     pub(super) fn take_miscounted(&mut self) -> Vec<(TableAddress, i64, usize)> {
-        let changed = core::mem::take(&mut self.changed);
-        let counted = changed.into_iter().filter(|_| self.counted);
+        let changed = core::mem::take(&mut self.changed_tables);
+        let counted = changed.into_iter().filter(|_| self.counts_references);
         counted
             .filter_map(|at| {
-                let table = self.all.get(&at)?;
+                let table = self.table_states.get(&at)?;
                 let valid = table.entries.values().filter(|e| e.is_valid()).count();
                 let own = table.size / self.geometry.granule().size();
-                let right = i64::try_from(own + valid as u64) == Ok(table.count);
-                (!right).then_some((at, table.count, valid))
+                let right = i64::try_from(own + valid as u64) == Ok(table.reference_count);
+                (!right).then_some((at, table.reference_count, valid))
             })
             .collect()
     }
 
-    /// Returns the leaves, in changed and linked tables, whose contiguous run is incomplete or
+    /// Returns the leaves of changed, linked tables whose contiguous run is incomplete or
     /// inconsistent.
-    pub(super) fn uneven_runs(&self) -> Vec<(Ipa, Descriptor)> {
+    pub(super) fn inconsistent_runs(&self) -> Vec<(Ipa, Descriptor)> {
         let mut found = Vec::new();
-        let tables = self.changed.iter().filter_map(|at| self.all.get(at));
-        for table in tables.filter(|table| table.linked) {
+        let tables = self.changed_tables.iter().filter_map(|at| self.table_states.get(at));
+        for table in tables.filter(|table| table.is_linked) {
             let Some(level) = table.level else { continue };
-            let count = level.contiguous(self.geometry.granule());
+            let count = level.contiguous_entries(self.geometry.granule());
             let span = self.geometry.span(level);
             for (index, entry) in &table.entries {
                 if !entry.is_leaf(level) || !entry.is_contiguous() {
@@ -175,7 +179,7 @@ impl TableModel {
                 let fits = |n: u64| {
                     table.entries.get(&(first + n)).is_some_and(|other| {
                         other.is_valid()
-                            && other.agrees(*entry)
+                            && other.may_share_run(*entry)
                             && other.address() == start + n * span
                     })
                 };
@@ -187,26 +191,27 @@ impl TableModel {
         found
     }
 
-    /// Returns whether the contiguous run of an entry still has any contiguous entry.
+    /// Returns whether the run of an entry still has a contiguous entry.
     pub(super) fn run_remains(&mut self, entry: EntryAddress, level: Level) -> bool {
-        let count = level.contiguous(self.geometry.granule());
-        let Some((at, table)) = self.holding(entry) else {
+        let count = level.contiguous_entries(self.geometry.granule());
+        let Some((at, table)) = self.table_containing(entry) else {
             return false;
         };
         let first = ((entry.0 - at.0) / 8) & !(count - 1);
         let mut run = table.entries.range(first..first + count);
-        table.linked && run.any(|(_, entry)| entry.is_contiguous())
+        table.is_linked && run.any(|(_, entry)| entry.is_contiguous())
     }
 
     /// Returns a linked table with all tables and leaves below it.
     pub(super) fn subtree(&self, table: TableAddress) -> Subtree {
         let mut found = Subtree::default();
-        self.collect(table, &mut found);
+        self.collect_subtree(table, &mut found);
         found
     }
 
-    fn collect(&self, at: TableAddress, found: &mut Subtree) {
-        let Some((table, level)) = self.all.get(&at).and_then(|t| Some((t, t.level?))) else {
+    fn collect_subtree(&self, at: TableAddress, found: &mut Subtree) {
+        let Some((table, level)) = self.table_states.get(&at).and_then(|t| Some((t, t.level?)))
+        else {
             return;
         };
         found.tables.push(at);
@@ -220,14 +225,14 @@ impl TableModel {
                     };
                     found.leaves.push((position, *descriptor));
                 }
-                EntryKind::Table(child) => self.collect(child, found),
+                EntryKind::Table(child) => self.collect_subtree(child, found),
                 _ => {}
             }
         }
     }
 
     /// Returns the first writable leaf that overlaps a range.
-    pub(super) fn writable_in(&self, ipa: Ipa, size: u64) -> Option<Ipa> {
+    pub(super) fn first_writable_leaf(&self, ipa: Ipa, size: u64) -> Option<Ipa> {
         let leaves = self.subtree(self.root).leaves.into_iter();
         leaves
             .filter(|(_, leaf)| leaf.attributes().write)

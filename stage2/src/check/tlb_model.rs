@@ -12,27 +12,26 @@ use crate::{
 
 #[derive(Debug)]
 pub(super) struct TlbModel {
-    pub(super) stale: Vec<StaleEntry>,
+    pub(super) stale_entries: Vec<StaleEntry>,
     cpus: usize,
 }
 
 impl TlbModel {
     pub(super) fn new(cpus: usize) -> Self {
-        Self { stale: Vec::new(), cpus }
+        Self { stale_entries: Vec::new(), cpus }
     }
 
-    /// Records a store to an entry by any CPU.
-    pub(super) fn note_store(&mut self, cpu: usize, entry: EntryAddress) {
+    pub(super) fn record_store(&mut self, cpu: usize, entry: EntryAddress) {
         let of_entry = |stale: &&mut StaleEntry| stale.entry.position.entry == entry;
-        let stale = self.stale.iter_mut().filter(of_entry);
-        stale.for_each(|stale| stale.note_writer(cpu));
+        let stale = self.stale_entries.iter_mut().filter(of_entry);
+        stale.for_each(|stale| stale.record_writer(cpu));
     }
 
     /// Adds an entry that a CPU changed in event `now`.
     pub(super) fn add(&mut self, cpu: usize, now: u64, entry: ChangedEntry) {
-        self.note_store(cpu, entry.position.entry);
+        self.record_store(cpu, entry.position.entry);
         let stale = StaleEntry::new(entry, now, cpu, self.cpus);
-        self.stale.push(stale);
+        self.stale_entries.push(stale);
     }
 
     /// Records an invalidation. Returns its effect, and whether its TTL hint is wrong for every
@@ -41,7 +40,7 @@ impl TlbModel {
         let mut effect = Effect::default();
         let (mut covers_leaf, mut excludes_leaf) = (false, false);
         let is_by_address = matches!(kind, Tlbi::Ipa { .. } | Tlbi::Range { .. });
-        for stale in &mut self.stale {
+        for stale in &mut self.stale_entries {
             let coverage = stale.coverage(kind);
             if stale.entry.table.is_none() && is_by_address {
                 covers_leaf |= coverage == Coverage::Covered;
@@ -54,13 +53,12 @@ impl TlbModel {
         (effect, excludes_leaf && !covers_leaf)
     }
 
-    /// Records a DSB. Returns its effect.
     pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb) -> Effect {
         let mut effect = Effect::default();
-        for stale in &mut self.stale {
+        for stale in &mut self.stale_entries {
             effect.add(stale.barrier(cpu, kind));
         }
-        self.stale.retain(StaleEntry::is_held);
+        self.stale_entries.retain(StaleEntry::is_held);
         effect
     }
 }

@@ -68,15 +68,15 @@ pub struct ParseTraceError {
     pub defect: &'static str,
 }
 
-/// A parsed value, or the error in the line.
-type Parsed<T> = Result<T, &'static str>;
+/// A parsed value, or the defect of the line.
+type ParseResult<T> = Result<T, &'static str>;
 
 /// The words of a line that are not yet parsed.
 type Words<'a> = SplitWhitespace<'a>;
 
 /// Text form of an argument. The writer adds a space before each word.
 trait TextForm<T> {
-    fn parse(&self, words: &mut Words<'_>) -> Parsed<T>;
+    fn parse(&self, words: &mut Words<'_>) -> ParseResult<T>;
     fn write(&self, value: T, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
@@ -84,13 +84,13 @@ trait TextForm<T> {
 /// their text forms, and the event as a Rust expression.
 macro_rules! grammar {
     ($($name:literal [$($value:ident: $form:expr),*] => { $($event:tt)+ })*) => {
-        fn parse_action(words: &mut Words<'_>) -> Parsed<Action> {
-            match words.next().ok_or(MISSING)? {
+        fn parse_action(words: &mut Words<'_>) -> ParseResult<Action> {
+            match words.next().ok_or(MISSING_ARGUMENT)? {
                 $($name => {
                     $(let $value = $form.parse(words)?;)*
                     Ok($($event)+)
                 })*
-                _ => Err("the event is unknown"),
+                _ => Err("unknown event"),
             }
         }
 
@@ -115,29 +115,31 @@ grammar! {
             entry: EntryAddress(entry), old: Descriptor(old), new: Descriptor(new), kind
         }
     }
-    "dsb" [kind: DSBS] => { Action::Dsb(kind) }
+    "dsb" [kind: DSB_KINDS] => { Action::Dsb(kind) }
     "isb" [] => { Action::Isb }
-    "tlbi" [kind: Instruction] => { Action::Tlbi(kind) }
-    "vmid" [vmid: DECIMAL] => { Action::Vmid(Vmid(vmid)) }
-    "dc" [phys: HEX, size: HEX] => { Action::Clean { phys: PhysAddr(phys), size } }
-    "ic" [range: OptionalRange] => { Action::Instructions(range) }
+    "tlbi" [kind: TlbiForm] => { Action::Tlbi(kind) }
+    "vmid" [vmid: DECIMAL] => { Action::SwitchVmid(Vmid(vmid)) }
+    "dc" [phys: HEX, size: HEX] => { Action::CleanInvalidate { phys: PhysAddr(phys), size } }
+    "ic" [range: RangeForm] => { Action::InvalidateICache(range) }
     "allocate" [table: HEX] => { Action::Allocate(TableAddress(table)) }
     "free" [table: HEX] => { Action::Free(TableAddress(table)) }
-    "walk" [begins: WALKS] => { Action::Walk { begins } }
-    "ref" [table: HEX, change: DECIMAL] => { Action::References(TableAddress(table), change) }
-    "lock" [exclusive: LOCKS] => { Action::Note(Note::Lock { exclusive }) }
+    "walk" [begins: BEGIN_OR_END] => { Action::Walk { begins } }
+    "ref" [table: HEX, change: DECIMAL] => { Action::ChangeReferences(TableAddress(table), change) }
+    "lock" [is_exclusive: LOCK_MODES] => { Action::Note(Note::Lock { is_exclusive }) }
     "unlock" [] => { Action::Note(Note::Unlock) }
     "top-up" [] => { Action::Note(Note::TopUp) }
-    "empty" [] => { Action::Note(Note::Empty) }
+    "empty" [] => { Action::Note(Note::EmptyMemcache) }
     "look-up" [] => { Action::Note(Note::LookUp) }
-    "sequence" [] => { Action::Note(Note::Sequence) }
+    "sequence" [] => { Action::Note(Note::InvalidationSequence) }
     "mark-dirty" [ipa: HEX, size: HEX] => { Action::Note(Note::MarkDirty { ipa: Ipa(ipa), size }) }
     "write" [phys: HEX, size: HEX] => { Action::HostWrite { phys: PhysAddr(phys), size } }
-    "add-memory" [ipa: HEX, phys: HEX, size: HEX, device: DEVICE] => {
-        Action::AddMemory { ipa: Ipa(ipa), phys: PhysAddr(phys), size, device }
+    "add-memory" [ipa: HEX, phys: HEX, size: HEX, is_device: DEVICE] => {
+        Action::AddMemory { ipa: Ipa(ipa), phys: PhysAddr(phys), size, is_device }
     }
     "remove-memory" [ipa: HEX, size: HEX] => { Action::RemoveMemory { ipa: Ipa(ipa), size } }
-    "logging" [ipa: HEX, size: HEX, on: SWITCH] => { Action::Logging { ipa: Ipa(ipa), size, on } }
+    "logging" [ipa: HEX, size: HEX, is_enabled: ON_OFF] => {
+        Action::SetLogging { ipa: Ipa(ipa), size, is_enabled }
+    }
     "read-log" [ipa: HEX, size: HEX] => { Action::ReadLog { ipa: Ipa(ipa), size } }
     "resume" [ipa: HEX, access: ACCESSES, status: STATUSES, level: DECIMAL] => {
         Action::Resume { ipa: Ipa(ipa), access, status, level }
@@ -145,32 +147,32 @@ grammar! {
 }
 
 /// Keywords of an argument. The empty keyword matches the end of a line.
-struct Keyword<T: 'static>(&'static [(&'static str, T)]);
+struct Keywords<T: 'static>(&'static [(&'static str, T)]);
 
-const DSBS: Keyword<Dsb> =
-    Keyword(&[("nshst", Dsb::NshSt), ("nsh", Dsb::Nsh), ("ishst", Dsb::IshSt), ("ish", Dsb::Ish)]);
-const STORE_KINDS: Keyword<StoreKind> = Keyword(&[
+const DSB_KINDS: Keywords<Dsb> =
+    Keywords(&[("nshst", Dsb::NshSt), ("nsh", Dsb::Nsh), ("ishst", Dsb::IshSt), ("ish", Dsb::Ish)]);
+const STORE_KINDS: Keywords<StoreKind> = Keywords(&[
     ("plain", StoreKind::Plain),
     ("release", StoreKind::Release),
     ("swap", StoreKind::Swap),
 ]);
-const DEVICE: Keyword<bool> = Keyword(&[("", false), ("device", true)]);
-const WALKS: Keyword<bool> = Keyword(&[("begin", true), ("end", false)]);
-const LOCKS: Keyword<bool> = Keyword(&[("exclusive", true), ("shared", false)]);
-const SWITCH: Keyword<bool> = Keyword(&[("on", true), ("off", false)]);
-const ACCESSES: Keyword<Access> =
-    Keyword(&[("read", Access::Read), ("write", Access::Write), ("fetch", Access::Fetch)]);
-const STATUSES: Keyword<FaultStatus> = Keyword(&[
+const DEVICE: Keywords<bool> = Keywords(&[("", false), ("device", true)]);
+const BEGIN_OR_END: Keywords<bool> = Keywords(&[("begin", true), ("end", false)]);
+const LOCK_MODES: Keywords<bool> = Keywords(&[("exclusive", true), ("shared", false)]);
+const ON_OFF: Keywords<bool> = Keywords(&[("on", true), ("off", false)]);
+const ACCESSES: Keywords<Access> =
+    Keywords(&[("read", Access::Read), ("write", Access::Write), ("fetch", Access::Fetch)]);
+const STATUSES: Keywords<FaultStatus> = Keywords(&[
     ("translation", FaultStatus::Translation),
     ("access-flag", FaultStatus::AccessFlag),
     ("permission", FaultStatus::Permission),
 ]);
 
-impl<T: Copy + PartialEq> TextForm<T> for Keyword<T> {
-    fn parse(&self, words: &mut Words<'_>) -> Parsed<T> {
+impl<T: Copy + PartialEq> TextForm<T> for Keywords<T> {
+    fn parse(&self, words: &mut Words<'_>) -> ParseResult<T> {
         let word = words.next();
         let found = self.0.iter().find(|(name, _)| *name == word.unwrap_or_default());
-        let error = if word.is_none() { MISSING } else { "a word is unknown" };
+        let error = if word.is_none() { MISSING_ARGUMENT } else { "unknown word" };
         found.map(|(_, value)| *value).ok_or(error)
     }
 
@@ -182,9 +184,9 @@ impl<T: Copy + PartialEq> TextForm<T> for Keyword<T> {
     }
 }
 
-const MISSING: &str = "an argument is missing";
+const MISSING_ARGUMENT: &str = "an argument is missing";
 
-fn number<T: TryFrom<i128>>(word: &str) -> Parsed<T> {
+fn parse_number<T: TryFrom<i128>>(word: &str) -> ParseResult<T> {
     let number = match word.strip_prefix("0x") {
         Some(hex) => i128::from_str_radix(hex, 16),
         None => word.parse(),
@@ -193,21 +195,21 @@ fn number<T: TryFrom<i128>>(word: &str) -> Parsed<T> {
 }
 
 /// A number, written in hexadecimal or decimal.
-struct Number {
-    hex: bool,
+struct NumberForm {
+    is_hex: bool,
 }
 
-const HEX: Number = Number { hex: true };
-const DECIMAL: Number = Number { hex: false };
+const HEX: NumberForm = NumberForm { is_hex: true };
+const DECIMAL: NumberForm = NumberForm { is_hex: false };
 
-impl<T: TryFrom<i128> + Into<i128>> TextForm<T> for Number {
-    fn parse(&self, words: &mut Words<'_>) -> Parsed<T> {
-        number(words.next().ok_or(MISSING)?)
+impl<T: TryFrom<i128> + Into<i128>> TextForm<T> for NumberForm {
+    fn parse(&self, words: &mut Words<'_>) -> ParseResult<T> {
+        parse_number(words.next().ok_or(MISSING_ARGUMENT)?)
     }
 
     fn write(&self, value: T, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value = value.into();
-        if self.hex { write!(f, " {value:#x}") } else { write!(f, " {value}") }
+        if self.is_hex { write!(f, " {value:#x}") } else { write!(f, " {value}") }
     }
 }
 
@@ -226,13 +228,13 @@ impl From<Level> for i128 {
 }
 
 /// `ttl=` and a level, or no text.
-struct Ttl;
+struct TtlForm;
 
-impl TextForm<Option<Level>> for Ttl {
-    fn parse(&self, words: &mut Words<'_>) -> Parsed<Option<Level>> {
+impl TextForm<Option<Level>> for TtlForm {
+    fn parse(&self, words: &mut Words<'_>) -> ParseResult<Option<Level>> {
         let Some(word) = words.next() else { return Ok(None) };
         let hint = word.strip_prefix("ttl=").ok_or("expected 'ttl='")?;
-        number(hint).map(Some)
+        parse_number(hint).map(Some)
     }
 
     fn write(&self, ttl: Option<Level>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -241,12 +243,12 @@ impl TextForm<Option<Level>> for Ttl {
 }
 
 /// Host address and size in bytes, or no text.
-struct OptionalRange;
+struct RangeForm;
 
-impl TextForm<Option<(PhysAddr, u64)>> for OptionalRange {
-    fn parse(&self, words: &mut Words<'_>) -> Parsed<Option<(PhysAddr, u64)>> {
+impl TextForm<Option<(PhysAddr, u64)>> for RangeForm {
+    fn parse(&self, words: &mut Words<'_>) -> ParseResult<Option<(PhysAddr, u64)>> {
         let Some(word) = words.next() else { return Ok(None) };
-        Ok(Some((PhysAddr(number(word)?), HEX.parse(words)?)))
+        Ok(Some((PhysAddr(parse_number(word)?), HEX.parse(words)?)))
     }
 
     fn write(&self, range: Option<(PhysAddr, u64)>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -255,11 +257,11 @@ impl TextForm<Option<(PhysAddr, u64)>> for OptionalRange {
 }
 
 /// A TLB invalidation and its operands.
-struct Instruction;
+struct TlbiForm;
 
-impl TextForm<Tlbi> for Instruction {
-    fn parse(&self, words: &mut Words<'_>) -> Parsed<Tlbi> {
-        let word = words.next().ok_or(MISSING)?;
+impl TextForm<Tlbi> for TlbiForm {
+    fn parse(&self, words: &mut Words<'_>) -> ParseResult<Tlbi> {
+        let word = words.next().ok_or(MISSING_ARGUMENT)?;
         let (name, scope) = match word.strip_suffix("is") {
             Some(name) => (name, Scope::Broadcast),
             None => (word, Scope::Local),
@@ -268,15 +270,15 @@ impl TextForm<Tlbi> for Instruction {
         let mut address = || HEX.parse(words).map(Ipa);
         match name {
             "ipas2e1" | "ipas2le1" => {
-                Ok(Tlbi::Ipa { ipa: address()?, leaf_only, ttl: Ttl.parse(words)?, scope })
+                Ok(Tlbi::Ipa { ipa: address()?, leaf_only, ttl: TtlForm.parse(words)?, scope })
             }
             "ripas2e1" => {
                 let (ipa, size) = (address()?, HEX.parse(words)?);
-                Ok(Tlbi::Range { ipa, size, ttl: Ttl.parse(words)?, scope })
+                Ok(Tlbi::Range { ipa, size, ttl: TtlForm.parse(words)?, scope })
             }
             "vmalle1" => Ok(Tlbi::Stage1 { scope }),
             "vmalls12e1" => Ok(Tlbi::All { scope }),
-            _ => Err("the TLB invalidation is unknown"),
+            _ => Err("unknown TLB invalidation"),
         }
     }
 
@@ -286,12 +288,12 @@ impl TextForm<Tlbi> for Instruction {
         match kind {
             Tlbi::Ipa { ipa, ttl, .. } => {
                 HEX.write(ipa.0, f)?;
-                Ttl.write(ttl, f)
+                TtlForm.write(ttl, f)
             }
             Tlbi::Range { ipa, size, ttl, .. } => {
                 HEX.write(ipa.0, f)?;
                 HEX.write(size, f)?;
-                Ttl.write(ttl, f)
+                TtlForm.write(ttl, f)
             }
             Tlbi::Stage1 { .. } | Tlbi::All { .. } => Ok(()),
         }
@@ -309,29 +311,29 @@ const fn mnemonic(kind: Tlbi) -> &'static str {
     }
 }
 
-fn parse_event(line: &str) -> Parsed<Event> {
+fn parse_event(line: &str) -> ParseResult<Event> {
     let mut words = line.split_whitespace();
     let cpu = DECIMAL.parse(&mut words)?;
     let action = parse_action(&mut words)?;
     match words.next() {
         None => Ok(Event { cpu, action }),
-        Some(_) => Err("an argument is in excess"),
+        Some(_) => Err("too many arguments"),
     }
 }
 
-fn parse_setup(line: &str) -> Parsed<Setup> {
-    fn field<T: TryFrom<i128>>(line: &str, name: &str) -> Parsed<T> {
+fn parse_setup(line: &str) -> ParseResult<Setup> {
+    fn field<T: TryFrom<i128>>(line: &str, name: &str) -> ParseResult<T> {
         let mut fields = line.split_whitespace().filter_map(|word| word.split_once('='));
         let (_, value) = fields.find(|(key, _)| *key == name).ok_or("a field is missing")?;
-        number(value)
+        parse_number(value)
     }
     let rest =
         line.strip_prefix("granule-trace 1 ").ok_or("expected 'granule-trace 1' and the setup")?;
     let flag = |name| field::<u64>(rest, name).map(|value| value != 0);
-    let granule = Granule::of_size(field(rest, "granule")?).ok_or("expected a granule size")?;
+    let granule = Granule::from_size(field(rest, "granule")?).ok_or("expected a granule size")?;
     let geometry = Geometry::new(granule, field(rest, "ipa-bits")?);
     Ok(Setup {
-        geometry: geometry.map_err(|_| "the IPA width is not valid")?,
+        geometry: geometry.map_err(|_| "the IPA width is invalid")?,
         features: Features {
             fwb: flag("fwb")?,
             dic: flag("dic")?,

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Break-before-make of one entry or of a contiguous run, and size changes of mappings without it.
 //!
-//! *Exclusive*: a break stores zero. *Shared*: a break swaps in [`Descriptor::LOCKED`], and this
-//! walker owns the entry until it makes it valid again. If CMOs precede the break, the walker first
-//! marks the valid entry *break-pending*, so that no second walker repeats the CMOs; the guest
-//! continues to use it.
+//! An exclusive walk breaks an entry by storing zero. A shared walk swaps in
+//! [`Descriptor::LOCKED`], and owns the entry until it makes the entry valid again. If CMOs precede
+//! the break, the shared walk first marks the valid entry *break-pending*, so that no second walker
+//! repeats the CMOs; the guest continues to use the entry.
 //!
-//! A contiguous run of pages, which a TLB may hold as one entry (Arm ARM D8.7.1), must agree in all
-//! but access flag and software bits (Arm ARM, "misprogramming of the Contiguous bit"; Linux:
-//! `contpte_convert()`). So an exclusive walk sets the hint only when it fills a whole empty run.
-//! Before one entry changes, the hint is removed from all: break all → invalidate → make all
-//! without it. A CPU may fetch the whole run again while one entry keeps the hint. A
-//! compare-and-swap of one entry cannot change a run: shared walks return [`MapError::Contiguous`],
-//! and the caller retries with an exclusive walk.
+//! A TLB may hold a contiguous run of pages as one entry, so the entries of a run must agree in all
+//! but access flag and software bits (Arm ARM D8.7.1, "misprogramming of the Contiguous bit";
+//! Linux: `contpte_convert()`). An exclusive walk therefore sets the hint only when it fills a
+//! whole empty run. Before one entry changes, the walk removes the hint from all entries: break all
+//! → invalidate → make all without it. While one entry keeps the hint, a CPU may fetch the whole
+//! run again. A compare-and-swap of one entry cannot change a run: shared walks return
+//! [`MapError::Contiguous`], and the caller retries with an exclusive walk.
 //!
-//! [`Walk::break_entry`] is the only function that makes a valid entry invalid. It returns a
-//! [`BrokenEntry`], which the caller must invalidate before it makes an entry: alone, or in a batch
-//! when it unmaps a range.
+//! Only [`Walk::break_entry`] makes a valid entry invalid. It returns a [`BrokenEntry`], which the
+//! caller must invalidate before it makes an entry: alone, or in a batch when it unmaps a range.
 
 use super::{
     MapError,
@@ -30,7 +29,7 @@ use crate::{
 };
 
 /// Number of entries of the longest run: 128 pages of 16K.
-const MAX_RUN: usize = 128;
+const MAX_RUN_ENTRIES: usize = 128;
 
 /// An entry that is broken but may still be in TLBs.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +48,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         slot: &Slot,
         old: Descriptor,
     ) -> Result<BrokenEntry, MapError> {
-        M::replace(self.ops, slot.entry, old, M::BROKEN, Order::Plain)?;
+        M::replace(self.ops, slot.entry, old, M::BROKEN_ENTRY, Order::Plain)?;
         Ok(BrokenEntry { slot: *slot, old })
     }
 
@@ -65,9 +64,9 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Ok(())
     }
 
-    /// Stores the new entry after a break, with release ordering.
+    /// Makes an entry after a break, with release ordering.
     #[inline]
-    pub(super) fn make(&self, slot: &Slot, new: Descriptor) {
+    pub(super) fn make_entry(&self, slot: &Slot, new: Descriptor) {
         self.ops.store(slot.entry, new, Order::Release);
     }
 
@@ -80,7 +79,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         slot: &Slot,
         old: Descriptor,
     ) -> Result<Descriptor, MapError> {
-        if !M::SHARED {
+        if !M::IS_SHARED {
             return Ok(old);
         }
         if old.is_break_pending() {
@@ -93,7 +92,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 
     /// Locks an invalid entry in a shared walk, so that no other walker makes it valid.
     pub(super) fn lock_invalid(&self, slot: &Slot, old: Descriptor) -> Result<(), MapError> {
-        if M::SHARED {
+        if M::IS_SHARED {
             self.replace(slot, old, Descriptor::LOCKED, Order::Plain)?;
         }
         Ok(())
@@ -113,7 +112,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         match (self.bbm_level(), old.is_leaf(slot.level)) {
             (0, _) => {
                 self.break_and_invalidate(slot, old)?;
-                self.make(slot, new);
+                self.make_entry(slot, new);
             }
             (1 | 2, true) => {
                 let block = old.with_nt(true);
@@ -138,10 +137,10 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// Returns the FEAT_BBM level to use: 0 if the CPUs or the policy require a break.
     #[inline]
     pub(super) fn bbm_level(&self) -> u8 {
-        if self.stage2.policy.use_bbm { self.stage2.features.bbm } else { 0 }
+        if self.stage2.policy.uses_bbm { self.stage2.features.bbm } else { 0 }
     }
 
-    /// Invalidates the cached copies of an entry that has been broken or replaced, on all CPUs.
+    /// Invalidates a broken or replaced entry on all CPUs.
     #[inline]
     fn invalidate_entry(&self, slot: &Slot, old: Descriptor) {
         match old.kind(slot.level) {
@@ -154,21 +153,22 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     }
 
     /// Returns the number of entries of the run that contains a slot, and the run's first slot.
-    pub(super) fn run_of(&self, slot: &Slot) -> (u64, Slot) {
+    pub(super) fn contiguous_run(&self, slot: &Slot) -> (u64, Slot) {
         let granule = self.stage2.geometry.granule();
-        let (count, span) = (slot.level.contiguous(granule), slot.level.span(granule));
+        let (count, span) = (slot.level.contiguous_entries(granule), slot.level.span(granule));
         let ipa = slot.ipa.align_down(count * span);
         let back = (slot.ipa - ipa) >> slot.level.shift(granule);
         let first = Slot { entry: EntryAddress(slot.entry.0 - back * 8), ipa, ..*slot };
         (count, first)
     }
 
-    /// Returns whether `leaf` and those after it get the contiguous hint where they fill a run.
+    /// Returns whether a map that starts with `leaf` sets the contiguous hint on the runs that it
+    /// fills.
     pub(super) fn sets_contiguous(&self, slot: &Slot, leaf: Descriptor) -> bool {
-        let run = slot.level.contiguous(self.stage2.geometry.granule());
+        let run = slot.level.contiguous_entries(self.stage2.geometry.granule());
         let bytes = run * self.stage2.geometry.span(slot.level);
-        self.stage2.policy.contiguous
-            && !M::SHARED
+        self.stage2.policy.sets_contiguous
+            && !M::IS_SHARED
             && slot.level == Level::PAGE
             && slot.ipa.offset_in(bytes) == leaf.address().offset_in(bytes)
     }
@@ -176,22 +176,22 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// Maps a run if it starts at `slot`, has at most `max` leaves, and all its entries are empty.
     /// Returns the number of entries mapped.
     pub(super) fn map_run(&self, slot: &Slot, leaf: Descriptor, max: u64, skip_cmo: bool) -> u64 {
-        let (count, first) = self.run_of(slot);
+        let (count, first) = self.contiguous_run(slot);
         let span = self.stage2.geometry.span(slot.level);
         let is_empty = |n| self.ops.load(slot.entry.skip(n)) == Descriptor::EMPTY;
         if first.ipa != slot.ipa || max < count || !(0..count).all(is_empty) {
             return 0;
         }
         if !skip_cmo {
-            self.cmo(leaf.address(), count * span, leaf.attributes());
+            self.perform_cmos(leaf.address(), count * span, leaf.attributes());
         }
-        let leaf = leaf.contiguous(true);
+        let leaf = leaf.with_contiguous(true);
         self.ops.store_adjacent(slot.entry, count, leaf, span, Order::Release);
         count
     }
 
-    /// Removes the contiguous hint from a leaf's run before the leaf changes. Returns the changed
-    /// leaf.
+    /// Removes the contiguous hint from a leaf's run before the leaf changes. Returns the leaf
+    /// without the hint.
     ///
     /// # Errors
     /// [`MapError::Contiguous`] in a shared walk.
@@ -203,12 +203,12 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         if !old.is_contiguous() {
             return Ok(old);
         }
-        if M::SHARED {
+        if M::IS_SHARED {
             return Err(MapError::Contiguous);
         }
-        let (count, first) = self.run_of(slot);
+        let (count, first) = self.contiguous_run(slot);
         let span = self.stage2.geometry.span(slot.level);
-        let mut leaves = [Descriptor::EMPTY; MAX_RUN];
+        let mut leaves = [Descriptor::EMPTY; MAX_RUN_ENTRIES];
         let run = || (0..count).map(|n| first.skip(n, span));
         for (leaf, slot) in leaves.iter_mut().zip(run()) {
             *leaf = self.ops.load(slot.entry);
@@ -216,8 +216,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
         self.invalidate_range(first.ipa, count * span);
         for (leaf, slot) in leaves.iter().zip(run()) {
-            self.make(&slot, leaf.contiguous(false));
+            self.make_entry(&slot, leaf.with_contiguous(false));
         }
-        Ok(old.contiguous(false))
+        Ok(old.with_contiguous(false))
     }
 }

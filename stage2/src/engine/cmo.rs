@@ -23,32 +23,31 @@ use crate::{
     policy::CmoPlacement,
 };
 
-/// Size of a cache line in [`Policy::icache_lines`](crate::Policy::icache_lines), in bytes.
-const LINE: u64 = 64;
+/// Size of a cache line in [`Policy::max_icache_lines`](crate::Policy::max_icache_lines), in bytes.
+const CACHE_LINE_SIZE: u64 = 64;
 
-/// Contiguous host memory to clean and invalidate to the PoC.
+/// Contiguous memory whose clean and invalidate to the PoC is deferred.
 #[derive(Debug, Default)]
-pub(super) struct CleanRange {
+pub(super) struct DeferredClean {
     start: PhysAddr,
     end: PhysAddr,
 }
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// Returns whether the policy places CMOs at this point.
-    pub(super) fn does_cmo(&self, placement: CmoPlacement) -> bool {
-        self.stage2.policy.cmo == placement
+    pub(super) fn places_cmos_at(&self, placement: CmoPlacement) -> bool {
+        self.stage2.policy.cmo_placement == placement
     }
 
-    /// Returns whether a leaf with these attributes needs no CMO in a map handler.
+    /// Returns whether a leaf with these attributes needs no CMO in a map walker.
     #[inline]
     pub(super) fn needs_no_cmo(&self, a: Attributes) -> bool {
         let features = &self.stage2.features;
-        self.stage2.without_cmo
+        self.stage2.skips_all_cmos
             || ((features.fwb || a.memory != MemoryType::Normal) && (features.dic || !a.execute))
     }
 
-    /// Cleans and invalidates memory to the PoC.
-    pub(super) fn clean_to_poc(&self, phys: PhysAddr, size: u64) {
+    pub(super) fn clean_invalidate_to_poc(&self, phys: PhysAddr, size: u64) {
         if self.stage2.features.fwb || size == 0 {
             return;
         }
@@ -56,22 +55,22 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.ops.dsb(Dsb::Ish);
     }
 
-    /// Invalidates the I-cache for a range, or all of it beyond the limit of the policy.
+    /// Invalidates the I-cache for a range, or the whole I-cache above the policy's limit.
     pub(super) fn invalidate_icache(&self, phys: PhysAddr, size: u64) {
         if self.stage2.features.dic || size == 0 {
             return;
         }
-        let limit = self.stage2.policy.icache_lines;
-        let whole = limit.is_some_and(|lines| size / LINE > lines);
+        let limit = self.stage2.policy.max_icache_lines;
+        let whole = limit.is_some_and(|lines| size / CACHE_LINE_SIZE > lines);
         let range = (!whole).then_some((phys, size));
-        self.ops.invalidate_instructions(range);
+        self.ops.invalidate_icache(range);
         self.ops.dsb(Dsb::Ish);
     }
 
     /// Performs the CMOs that a new leaf requires for its memory.
-    pub(super) fn cmo(&self, phys: PhysAddr, size: u64, attributes: Attributes) {
+    pub(super) fn perform_cmos(&self, phys: PhysAddr, size: u64, attributes: Attributes) {
         if attributes.memory == MemoryType::Normal {
-            self.clean_to_poc(phys, size);
+            self.clean_invalidate_to_poc(phys, size);
         }
         if attributes.execute {
             self.invalidate_icache(phys, size);
@@ -80,7 +79,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 
     /// Performs the CMOs for part of the block `old`. Memory that `old` maps cacheable at the same
     /// address needs no clean and invalidate: it was done when `old` was made.
-    pub(super) fn cmo_within_block(
+    pub(super) fn cmos_within_block(
         &self,
         slot: &Slot,
         old: Descriptor,
@@ -90,27 +89,27 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         let before = old.attributes();
         let same = old.address() + (ipa - slot.ipa) == phys;
         if !same || before.memory != MemoryType::Normal {
-            self.cmo(phys, size, attributes);
+            self.perform_cmos(phys, size, attributes);
         } else if attributes.execute && !before.execute {
             self.invalidate_icache(phys, size);
         }
     }
 
-    /// Performs the CMOs for a block that replaces `table`. With
-    /// [`Policy::skip_mapped`](crate::Policy::skip_mapped), skips memory that the table's leaves
-    /// map at the same address: its CMOs were done when those leaves were made.
-    pub(super) fn cmo_for_block(&self, table: TableAddress, level: Level, block: Descriptor) {
+    /// Performs the CMOs for a block that replaces `table`. If the policy allows it, skips memory
+    /// that the table's leaves map at the same address: its CMOs were done when those leaves were
+    /// made.
+    pub(super) fn cmos_for_block(&self, table: TableAddress, level: Level, block: Descriptor) {
         let (phys, new) = (block.address(), block.attributes());
         if self.needs_no_cmo(new) {
             return;
         }
         let span = self.stage2.geometry.granule().entries() * self.stage2.geometry.span(level);
-        if !self.stage2.policy.skip_mapped || new.memory != MemoryType::Normal {
-            return self.cmo(phys, span, new);
+        if !self.stage2.policy.skips_mapped_cmos || new.memory != MemoryType::Normal {
+            return self.perform_cmos(phys, span, new);
         }
-        let (mut range, mut stale) = (CleanRange::default(), false);
-        self.clean_unmapped(table, level, phys, new, &mut range, &mut stale);
-        self.clean_range(&range);
+        let (mut deferred, mut stale) = (DeferredClean::default(), false);
+        self.clean_unmapped_parts(table, level, phys, new, &mut deferred, &mut stale);
+        self.clean_deferred(&deferred);
         if stale {
             self.invalidate_icache(phys, span);
         }
@@ -118,22 +117,22 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 
     /// Cleans and invalidates the parts of a block that the table's leaves do not map at the same
     /// addresses. Sets `stale` if part of the block becomes executable.
-    fn clean_unmapped(
+    fn clean_unmapped_parts(
         &self,
         table: TableAddress,
         level: Level,
         phys: PhysAddr,
         new: Attributes,
-        range: &mut CleanRange,
+        deferred: &mut DeferredClean,
         stale: &mut bool,
     ) {
         let span = self.stage2.geometry.span(level);
         for index in 0..self.stage2.geometry.granule().entries() {
             let part = phys + index * span;
             let entry = self.ops.load(table.entry(index));
-            match (entry.kind(level), level.down()) {
+            match (entry.kind(level), level.child()) {
                 (EntryKind::Table(child), Some(below)) => {
-                    self.clean_unmapped(child, below, part, new, range, stale);
+                    self.clean_unmapped_parts(child, below, part, new, deferred, stale);
                 }
                 (EntryKind::Leaf(address), _)
                     if address == part && entry.attributes().memory == MemoryType::Normal =>
@@ -142,40 +141,52 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
                 }
                 _ => {
                     *stale |= new.execute;
-                    self.extend(range, part, span);
+                    self.defer_clean(deferred, part, span);
                 }
             }
         }
     }
 
-    /// Adds memory to a range. If it is not adjacent, cleans and invalidates the range first.
-    fn extend(&self, range: &mut CleanRange, phys: PhysAddr, size: u64) {
-        if range.end != phys {
-            self.clean_range(range);
-            range.start = phys;
+    /// Adds memory to the deferred range, after performing the deferred CMO if the two are not
+    /// adjacent.
+    fn defer_clean(&self, deferred: &mut DeferredClean, phys: PhysAddr, size: u64) {
+        if deferred.end != phys {
+            self.clean_deferred(deferred);
+            deferred.start = phys;
         }
-        range.end = phys + size;
+        deferred.end = phys + size;
     }
 
-    /// Cleans and invalidates a range to the PoC.
-    pub(super) fn clean_range(&self, range: &CleanRange) {
-        self.clean_to_poc(range.start, range.end - range.start);
+    pub(super) fn clean_deferred(&self, deferred: &DeferredClean) {
+        self.clean_invalidate_to_poc(deferred.start, deferred.end - deferred.start);
     }
 
-    /// Adds the memory of a broken leaf: the guest may have written it with the caches bypassed.
-    pub(super) fn collect_leaf(&self, old: Descriptor, level: Level, range: &mut CleanRange) {
+    /// Defers the CMO for a broken leaf: the guest may have written its memory uncached.
+    pub(super) fn defer_clean_of_leaf(
+        &self,
+        old: Descriptor,
+        level: Level,
+        deferred: &mut DeferredClean,
+    ) {
         if old.attributes().memory == MemoryType::Normal {
-            self.extend(range, old.address(), self.stage2.geometry.span(level));
+            self.defer_clean(deferred, old.address(), self.stage2.geometry.span(level));
         }
     }
 
-    /// Adds the memory of all leaves below an unlinked table.
-    pub(super) fn collect_leaves(&self, table: TableAddress, level: Level, range: &mut CleanRange) {
+    /// Defers the CMOs for all leaves below an unlinked table.
+    pub(super) fn defer_clean_of_leaves(
+        &self,
+        table: TableAddress,
+        level: Level,
+        deferred: &mut DeferredClean,
+    ) {
         for index in 0..self.stage2.geometry.granule().entries() {
             let entry = self.ops.load(table.entry(index));
-            match (entry.kind(level), level.down()) {
-                (EntryKind::Table(child), Some(below)) => self.collect_leaves(child, below, range),
-                (EntryKind::Leaf(_), _) => self.collect_leaf(entry, level, range),
+            match (entry.kind(level), level.child()) {
+                (EntryKind::Table(child), Some(below)) => {
+                    self.defer_clean_of_leaves(child, below, deferred)
+                }
+                (EntryKind::Leaf(_), _) => self.defer_clean_of_leaf(entry, level, deferred),
                 _ => {}
             }
         }
@@ -184,20 +195,20 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 
 impl Stage2 {
     /// Performs the CMOs of Linux 5.10's fault path: a clean and invalidate for each fault except a
-    /// permission fault, and an I-cache invalidation for each instruction fault.
+    /// permission fault, and an I-cache invalidation for each instruction abort.
     pub(crate) fn cmo_in_fault_path<O: Operations>(
         &self,
         ops: &O,
         fault: &Fault,
         request: &MapRequest,
     ) {
-        let walk = self.shared(ops);
-        if !walk.does_cmo(CmoPlacement::FaultPath) {
+        let walk = self.shared_walk(ops);
+        if !walk.places_cmos_at(CmoPlacement::FaultPath) {
             return;
         }
         let is_memory = request.attributes.memory == MemoryType::Normal;
         if is_memory && fault.status != FaultStatus::Permission {
-            walk.clean_to_poc(request.phys, request.size);
+            walk.clean_invalidate_to_poc(request.phys, request.size);
         }
         if fault.access == Access::Fetch {
             walk.invalidate_icache(request.phys, request.size);

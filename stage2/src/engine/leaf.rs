@@ -15,14 +15,14 @@ use crate::{
 /// Result of a block split during a map.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SplitState {
-    /// The split has done the CMOs for the rest of the range, which lies in the block.
-    pub cmo_done: bool,
-    /// The split has stored the requested leaf into the new table.
-    pub filled: bool,
+    /// Indicates that the CMOs for the rest of the range, which lies in the block, are done.
+    pub is_cmo_done: bool,
+    /// Indicates that the split has stored the requested leaf into the new table.
+    pub is_leaf_stored: bool,
 }
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
-    /// Maps one leaf: installs, relaxes or replaces it, or coalesces a table into it.
+    /// Maps one leaf: makes, relaxes or replaces it, or coalesces a table into it.
     #[inline(never)]
     pub(super) fn map_leaf(
         self,
@@ -34,12 +34,14 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         let old = self.load_unlocked(slot)?;
         match old.kind(slot.level) {
             EntryKind::Table(child) => self.coalesce(slot, old, child, new, memcache),
-            EntryKind::Leaf(_) if split.filled && old == new => Ok(()),
-            EntryKind::Leaf(_) if !old.contiguous(false).needs_break(new) => {
+            EntryKind::Leaf(_) if split.is_leaf_stored && old == new => Ok(()),
+            EntryKind::Leaf(_) if !old.with_contiguous(false).needs_break(new) => {
                 self.relax_existing(slot, old, new)
             }
             EntryKind::Leaf(_) => self.replace_leaf(slot, self.contpte_unfold(slot, old)?, new),
-            EntryKind::Invalid | EntryKind::Locked => self.install(slot, old, new, split.cmo_done),
+            EntryKind::Invalid | EntryKind::Locked => {
+                self.make_leaf(slot, old, new, split.is_cmo_done)
+            }
         }
     }
 
@@ -51,9 +53,9 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         old: Descriptor,
         new: Descriptor,
     ) -> Result<(), MapError> {
-        let relaxed = old.with_permissions(old.attributes().relaxed(new.attributes()));
+        let relaxed = old.with_permissions(old.attributes().relaxed_by(new.attributes()));
         match self.stage2.policy.existing_leaf {
-            ExistingLeaf::Replace if old.contiguous(false) == new => Ok(()),
+            ExistingLeaf::Replace if old.with_contiguous(false) == new => Ok(()),
             ExistingLeaf::Replace => self.replace_leaf(slot, self.contpte_unfold(slot, old)?, new),
             ExistingLeaf::Retry => Err(MapError::Again),
             ExistingLeaf::Relax if relaxed == old || old.is_break_pending() => Err(MapError::Again),
@@ -70,9 +72,9 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         relaxed: Descriptor,
     ) -> Result<(), MapError> {
         let old = self.contpte_unfold(slot, old)?;
-        let relaxed = relaxed.contiguous(false);
+        let relaxed = relaxed.with_contiguous(false);
         let executable = relaxed.attributes().execute && !old.attributes().execute;
-        if executable && !self.does_cmo(CmoPlacement::FaultPath) {
+        if executable && !self.places_cmos_at(CmoPlacement::FaultPath) {
             let size = self.stage2.geometry.span(slot.level);
             self.invalidate_icache(relaxed.address(), size);
         }
@@ -87,36 +89,36 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         new: Descriptor,
     ) -> Result<(), MapError> {
         let (phys, size) = (new.address(), self.stage2.geometry.span(slot.level));
-        if self.does_cmo(CmoPlacement::BeforeBreak) {
+        if self.places_cmos_at(CmoPlacement::BeforeBreak) {
             old = self.mark_break_pending(slot, old)?;
-            self.cmo(phys, size, new.attributes());
-        } else if M::SHARED && old.is_break_pending() {
+            self.perform_cmos(phys, size, new.attributes());
+        } else if M::IS_SHARED && old.is_break_pending() {
             // Another walker is splitting the block and fills the table from the old entry.
             return Err(MapError::Again);
         }
         self.break_and_invalidate(slot, old)?;
-        if self.does_cmo(CmoPlacement::BetweenBreakAndMake) {
-            self.cmo(phys, size, new.attributes());
+        if self.places_cmos_at(CmoPlacement::BetweenBreakAndMake) {
+            self.perform_cmos(phys, size, new.attributes());
         }
-        self.make(slot, new);
+        self.make_entry(slot, new);
         Ok(())
     }
 
-    /// Installs a leaf at an invalid entry.
-    fn install(
+    /// Makes a leaf at an invalid entry.
+    fn make_leaf(
         &self,
         slot: &Slot,
         old: Descriptor,
         new: Descriptor,
-        cmo_done: bool,
+        is_cmo_done: bool,
     ) -> Result<(), MapError> {
         self.lock_invalid(slot, old)?;
-        if !cmo_done && !self.does_cmo(CmoPlacement::FaultPath) {
+        if !is_cmo_done && !self.places_cmos_at(CmoPlacement::FaultPath) {
             let size = self.stage2.geometry.span(slot.level);
-            self.cmo(new.address(), size, new.attributes());
+            self.perform_cmos(new.address(), size, new.attributes());
         }
-        self.add_references(self.table_of(slot.entry), 1);
-        self.make(slot, new);
+        self.add_references(self.table_containing(slot.entry), 1);
+        self.make_entry(slot, new);
         Ok(())
     }
 }

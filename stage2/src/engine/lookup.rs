@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Lookup of an address, by software and as a CPU's table walker.
+//! Table walks of a CPU, and lookups of entries by software.
 
 use super::Stage2;
 use crate::{
@@ -57,7 +57,7 @@ pub struct Translation {
 
 impl Attributes {
     /// Returns whether the attributes permit the access.
-    pub const fn permit(&self, access: Access) -> bool {
+    pub const fn permits(&self, access: Access) -> bool {
         match access {
             Access::Read => self.read,
             Access::Write => self.write,
@@ -77,7 +77,7 @@ impl Walker {
     /// Walks the table as a CPU does for an access (Arm ARM D8.2).
     ///
     /// # Errors
-    /// [`Fault`] that the CPU would take: a translation fault for an address outside the IPA space.
+    /// The [`Fault`] that the CPU would take. Outside the IPA space, it is a translation fault.
     #[inline(always)]
     pub fn translate<O: Operations>(
         &self,
@@ -85,22 +85,21 @@ impl Walker {
         ipa: Ipa,
         access: Access,
     ) -> Result<Translation, Fault> {
-        if self.geometry.is_common(ipa) {
-            walk(ops, self.root, Geometry::COMMON, ipa, access)
+        if self.geometry.is_common_and_contains(ipa) {
+            walk(ops, self.root, Geometry::COMMON_GRANULE_AND_START, ipa, access)
         } else {
-            let shape = (self.geometry.shape(), self.geometry.size());
+            let shape = (self.geometry.granule_and_start(), self.geometry.size());
             walk_general(ops, self.root, shape, ipa, access)
         }
     }
 
-    /// Returns the table and the entry at which the walk for an address ends, and the level. The
-    /// address must be in the IPA space.
-    pub(super) fn find<O: Operations>(
+    /// Returns the leaf or invalid entry for an address in the IPA space, with its table and level.
+    pub(super) fn find_entry<O: Operations>(
         &self,
         ops: &O,
         ipa: Ipa,
     ) -> (TableAddress, Descriptor, Level) {
-        find_in(ops, self.root, self.geometry.shape(), ipa)
+        walk_to_entry(ops, self.root, self.geometry.granule_and_start(), ipa)
     }
 }
 
@@ -128,7 +127,7 @@ fn walk<O: Operations>(
     ipa: Ipa,
     access: Access,
 ) -> Result<Translation, Fault> {
-    let (_, entry, level) = find_in(ops, root, (granule, start), ipa);
+    let (_, entry, level) = walk_to_entry(ops, root, (granule, start), ipa);
     if let Some(status) = entry.fault_status(access) {
         return Err(Fault { ipa, access, status, level });
     }
@@ -144,9 +143,9 @@ fn walk<O: Operations>(
     })
 }
 
-/// Walks from the root to the entry at which the walk for an address ends.
+/// Walks from the root to the leaf or invalid entry for an address.
 #[inline(always)]
-fn find_in<O: Operations>(
+fn walk_to_entry<O: Operations>(
     ops: &O,
     root: TableAddress,
     (granule, start): (Granule, Level),
@@ -156,7 +155,7 @@ fn find_in<O: Operations>(
     let (mut table, mut index) = (root, ipa.0 >> level.shift(granule));
     loop {
         let entry = ops.load(table.entry(index));
-        let (Some(below), Some(next)) = (level.down(), entry.next_table()) else {
+        let (Some(below), Some(next)) = (level.child(), entry.next_table()) else {
             return (table, entry, level);
         };
         table = next;
@@ -171,9 +170,9 @@ impl Descriptor {
     fn fault_status(self, access: Access) -> Option<FaultStatus> {
         if !self.is_valid() {
             Some(FaultStatus::Translation)
-        } else if !self.attributes().accessed {
+        } else if !self.attributes().is_accessed {
             Some(FaultStatus::AccessFlag)
-        } else if !self.attributes().permit(access) {
+        } else if !self.attributes().permits(access) {
             Some(FaultStatus::Permission)
         } else {
             None
@@ -182,7 +181,7 @@ impl Descriptor {
 }
 
 impl Stage2 {
-    /// Returns the walker that a CPU uses.
+    /// Returns the table walker of a CPU.
     pub const fn walker(&self) -> Walker {
         Walker { geometry: self.geometry, root: self.root }
     }
@@ -201,13 +200,13 @@ impl Stage2 {
         self.walker().translate(ops, ipa, access)
     }
 
-    /// Returns the entry at which the walk for an address ends, and its level. Returns an empty
-    /// entry for an address outside the IPA space.
+    /// Returns the leaf or invalid entry for an address, and its level. Outside the IPA space,
+    /// returns an empty entry.
     pub fn look_up<O: Operations>(&self, ops: &O, ipa: Ipa) -> (Descriptor, Level) {
         if ipa.0 >= self.geometry.size() {
-            return (Descriptor::EMPTY, self.geometry.start());
+            return (Descriptor::EMPTY, self.geometry.start_level());
         }
-        let (_, entry, level) = self.walker().find(ops, ipa);
+        let (_, entry, level) = self.walker().find_entry(ops, ipa);
         (entry, level)
     }
 }

@@ -30,12 +30,11 @@ struct TableSpan {
 }
 
 impl TableSpan {
-    /// A span that translates no address.
     const EMPTY: Self = Self { table: TableAddress(0), level: Level::PAGE, ipa: Ipa(0), bytes: 0 };
 
     /// Returns the table of `level` that contains the entry for `ipa`. A single root table may have
     /// more entries than the IPA space needs.
-    fn containing(entry: EntryAddress, level: Level, ipa: Ipa, geometry: &Geometry) -> Self {
+    fn of_ipa(entry: EntryAddress, level: Level, ipa: Ipa, geometry: &Geometry) -> Self {
         let granule = geometry.granule();
         let bytes = 1 << (level.shift(granule) + granule.level_bits());
         let ipa = ipa.align_down(bytes);
@@ -52,13 +51,14 @@ impl TableSpan {
 /// Walk that maps many leaves: [`Stage2::mapper`], [`Stage2::mapper_shared`].
 ///
 /// One comparison decides whether the next leaf has the size and attributes of the last one and is
-/// in the same table: addresses fill the lower 48 bits of `from`, size and attributes the upper 16.
+/// in the same table: `first_key` holds an address in its lower 48 bits, size and attributes in its
+/// upper 16 bits.
 #[derive(Debug)]
 pub struct Mapper<'a, O: Operations, M: WalkMode> {
     walk: Walk<'a, O, M>,
     table: TableAddress,
     level: Level,
-    from: u64,
+    first_key: u64,
     bytes: u64,
     /// The last leaf, with output address 0.
     leaf: Descriptor,
@@ -67,13 +67,13 @@ pub struct Mapper<'a, O: Operations, M: WalkMode> {
 /// Returns size and attributes, encoded above the address bits, if the request is for one leaf.
 #[inline(always)]
 fn leaf_key(r: &MapRequest) -> Option<u64> {
-    let Attributes { memory, read, write, execute, accessed, contiguous: _, software } =
+    let Attributes { memory, read, write, execute, is_accessed, is_contiguous: _, software } =
         r.attributes;
-    let one_leaf = r.size.is_power_of_two() && r.size >= 4096 && r.size <= r.largest;
+    let one_leaf = r.size.is_power_of_two() && r.size >= 4096 && r.size <= r.max_leaf_size;
     if !one_leaf || !r.is_aligned() {
         return None;
     }
-    let flags = [read, write, execute, accessed];
+    let flags = [read, write, execute, is_accessed];
     let bits = flags.into_iter().fold(memory as u64, |bits, flag| bits << 1 | u64::from(flag));
     let bits = bits << 3 | u64::from(software & 7);
     Some((bits << 6 | u64::from(r.size.trailing_zeros())) << ADDRESS_BITS)
@@ -81,12 +81,12 @@ fn leaf_key(r: &MapRequest) -> Option<u64> {
 
 impl<'a, O: Operations, M: WalkMode> Mapper<'a, O, M> {
     fn new(walk: Walk<'a, O, M>) -> Self {
-        M::begin(walk.ops);
+        M::begin_walk(walk.ops);
         Self {
             walk,
             table: TableAddress(0),
             level: Level::PAGE,
-            from: 0,
+            first_key: 0,
             bytes: 0,
             leaf: Descriptor::EMPTY,
         }
@@ -100,17 +100,17 @@ impl<'a, O: Operations, M: WalkMode> Mapper<'a, O, M> {
     pub fn map(&mut self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
         let key = leaf_key(r);
         if let Some(key) = key {
-            let offset = (r.ipa.0 | key).wrapping_sub(self.from);
+            let offset = (r.ipa.0 | key).wrapping_sub(self.first_key);
             if offset < self.bytes {
                 // Most callers know the size at compile time, so the shift is a constant.
                 let entry = self.table.entry(offset >> r.size.trailing_zeros());
-                if self.walk.place(entry, self.leaf.at(r.phys)) {
+                if self.walk.make_if_empty(entry, self.leaf.with_address_bits(r.phys)) {
                     return Ok(());
                 }
                 // In a shared walk the table may no longer be linked: walk from the root.
-                if !M::SHARED {
+                if !M::IS_SHARED {
                     let (level, ipa) = (self.level, r.ipa);
-                    let new = self.leaf.at(r.phys);
+                    let new = self.leaf.with_address_bits(r.phys);
                     let (walk, slot) = (self.walk, Slot { entry, level, ipa });
                     return walk.map_leaf(&slot, new, SplitState::default(), memcache);
                 }
@@ -118,10 +118,10 @@ impl<'a, O: Operations, M: WalkMode> Mapper<'a, O, M> {
         }
         // This map may unlink the cached table.
         self.bytes = 0;
-        let (span, leaf) = map_elsewhere(self.walk, memcache, *r)?;
+        let (span, leaf) = map_from_root(self.walk, memcache, *r)?;
         if let Some(key) = key {
             (self.table, self.level) = (span.table, span.level);
-            (self.from, self.bytes) = (span.ipa.0 | key, span.bytes);
+            (self.first_key, self.bytes) = (span.ipa.0 | key, span.bytes);
             self.leaf = leaf;
         }
         Ok(())
@@ -131,40 +131,40 @@ impl<'a, O: Operations, M: WalkMode> Mapper<'a, O, M> {
 /// Maps a range by a walk from the root. Returns the table and the leaf with which the mapper can
 /// continue. Takes its arguments by value, so that the mapper can stay in registers.
 #[inline(never)]
-fn map_elsewhere<O: Operations, M: WalkMode>(
+fn map_from_root<O: Operations, M: WalkMode>(
     walk: Walk<'_, O, M>,
     memcache: &mut Memcache,
     r: MapRequest,
 ) -> Result<(TableSpan, Descriptor), MapError> {
     walk.map(memcache, &r)?;
     let stage2 = walk.stage2;
-    let shape = stage2.geometry.shape();
+    let shape = stage2.geometry.granule_and_start();
     // The range has been mapped, so it lies in the IPA space.
-    let span = match walk.entry_for(shape, &r) {
+    let span = match walk.single_leaf_entry(shape, &r) {
         Some((entry, level))
-            if walk.needs_no_cmo(r.attributes) && !stage2.policy.count_references =>
+            if walk.needs_no_cmo(r.attributes) && !stage2.policy.counts_references =>
         {
-            TableSpan::containing(entry, level, r.ipa, &stage2.geometry)
+            TableSpan::of_ipa(entry, level, r.ipa, &stage2.geometry)
         }
         _ => TableSpan::EMPTY,
     };
-    Ok((span, walk.leaf_for(shape.0, &r)))
+    Ok((span, walk.template_leaf(shape.0, &r)))
 }
 
 impl<O: Operations, M: WalkMode> Drop for Mapper<'_, O, M> {
     fn drop(&mut self) {
-        M::end(self.walk.ops);
+        M::end_walk(self.walk.ops);
     }
 }
 
 impl Stage2 {
     /// Begins an exclusive walk for many maps.
     pub fn mapper<'a, O: Operations>(&'a mut self, ops: &'a O) -> Mapper<'a, O, ExclusiveWalk> {
-        Mapper::new(self.exclusive(ops))
+        Mapper::new(self.exclusive_walk(ops))
     }
 
     /// Begins a shared walk for many maps. Tables are not freed until the mapper is dropped.
     pub fn mapper_shared<'a, O: Operations>(&'a self, ops: &'a O) -> Mapper<'a, O, SharedWalk> {
-        Mapper::new(self.shared(ops))
+        Mapper::new(self.shared_walk(ops))
     }
 }

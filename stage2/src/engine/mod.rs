@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The stage-2 table engine: its operations, and the protocol of each for changing entries.
+//! The stage-2 table engine, and the protocol by which it changes entries.
 //!
-//! A [`Stage2`] is protected by a read-write lock. A method with `&mut self` walks *exclusively*:
-//! it is the only walker and changes entries by plain stores. A method with `&self` walks *shared*:
-//! any number of walkers change entries by compare-and-swap from the value that they have read, and
-//! a table is freed only after an epoch in which no walker can still be below it
-//! ([`Operations::defer`](crate::Operations::defer)). Both use the same code, with the walk mode
-//! as a type parameter (`walk`).
+//! A [`Stage2`] is protected by a read-write lock. A method with `&mut self` performs an
+//! *exclusive* walk: it is the only walker and changes entries by plain stores. A method with
+//! `&self` performs a *shared* walk: any number of walkers change entries by compare-and-swap from
+//! the value that they have read, and a table is freed only when no walker can still be below it
+//! ([`Operations::defer_free`](crate::Operations::defer_free)). Both use the same code, with the
+//! walk mode as a type parameter (`walk`).
 //!
 //! A valid entry changes by break-before-make, except in permissions (Arm ARM D8.16.1):
 //!
@@ -16,10 +16,10 @@
 //! 4. make: store the new entry with release ordering,
 //! 5. free the tables below the old entry.
 //!
-//! [`Policy`](crate::Policy) moves steps 1 and 5 as particular kernels do, and decides whether
-//! FEAT_BBM replaces steps 2 to 4 when only the size of a mapping changes.
+//! [`Policy`] moves steps 1 and 5 as particular kernels do, and decides whether FEAT_BBM replaces
+//! steps 2 to 4 when only the size of a mapping changes.
 //!
-//! All entries of a contiguous run represent it, so only an exclusive walk changes a run (`bbm`).
+//! A contiguous run consists of several entries, so only an exclusive walk changes a run (`bbm`).
 
 mod bbm;
 mod cmo;
@@ -65,23 +65,23 @@ pub struct Features {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "fields are first addresses and bytes of the range")]
 pub enum MapError {
-    /// An address or the size is not a multiple of the page size.
+    /// Error returned when an address or the size is not a multiple of the page size.
     #[error("{ipa} to {phys}, {size:#x} bytes: not a multiple of the page size")]
     Unaligned { ipa: Ipa, phys: PhysAddr, size: u64 },
-    /// The guest range extends beyond the IPA space.
+    /// Error returned when the guest range extends beyond the IPA space.
     #[error("guest range {ipa}, {size:#x} bytes: beyond the IPA space")]
-    OutOfRange { ipa: Ipa, size: u64 },
-    /// The host range extends beyond the output address size of descriptors.
+    IpaOutOfRange { ipa: Ipa, size: u64 },
+    /// Error returned when the host range extends beyond the output address size of descriptors.
     #[error("host range {phys}, {size:#x} bytes: beyond 48 address bits")]
-    TooHigh { phys: PhysAddr, size: u64 },
-    /// A table is needed and the memcache is empty: top it up and retry.
+    PhysOutOfRange { phys: PhysAddr, size: u64 },
+    /// Error returned when a table is needed and the memcache is empty: top it up and retry.
     #[error("memcache empty: top it up and retry")]
     NoTable,
-    /// Another CPU has changed the entry or is changing it: the guest retries.
+    /// Error returned when another CPU has changed the entry or is changing it: the guest retries.
     #[error("entry changed by another CPU: retry")]
     Again,
-    /// The leaf belongs to a contiguous run, which only an exclusive walk changes: retry with
-    /// `&mut self`.
+    /// Error returned for a leaf in a contiguous run, which only an exclusive walk changes: retry
+    /// with `&mut self`.
     #[error("page in a contiguous run: retry with an exclusive walk")]
     Contiguous,
 }
@@ -94,8 +94,8 @@ pub struct Stage2 {
     policy: Policy,
     vmid: Vmid,
     root: TableAddress,
-    /// Set if map handlers perform no CMOs for any attributes.
-    without_cmo: bool,
+    /// Indicates that map walkers perform no CMOs for any attributes.
+    skips_all_cmos: bool,
 }
 
 impl Stage2 {
@@ -113,8 +113,8 @@ impl Stage2 {
             policy,
             vmid,
             root,
-            without_cmo: (features.fwb && features.dic)
-                || matches!(policy.cmo, CmoPlacement::FaultPath),
+            skips_all_cmos: (features.fwb && features.dic)
+                || matches!(policy.cmo_placement, CmoPlacement::FaultPath),
         }
     }
 
@@ -138,13 +138,12 @@ impl Stage2 {
         self.root
     }
 
-    /// Returns whether range TLBIs invalidate ranges.
+    /// Returns whether ranges are invalidated by range TLBIs.
     #[inline]
     const fn uses_range_tlbi(&self) -> bool {
-        self.features.tlb_range && self.policy.range_invalidation
+        self.features.tlb_range && self.policy.uses_range_tlbi
     }
 
-    /// Checks that an address lies in the IPA space.
     fn check_address(&self, ipa: Ipa) -> Result<(), MapError> {
         let page = self.geometry.granule().size();
         self.check_range(ipa.align_down(page), page)
@@ -165,10 +164,10 @@ impl Stage2 {
         }
         let within = |from: u64, end| from.checked_add(size).is_some_and(|to| to <= end);
         if !within(ipa.0, self.geometry.size()) {
-            return Err(MapError::OutOfRange { ipa, size });
+            return Err(MapError::IpaOutOfRange { ipa, size });
         }
         if !within(phys.0, 1 << ADDRESS_BITS) {
-            return Err(MapError::TooHigh { phys, size });
+            return Err(MapError::PhysOutOfRange { phys, size });
         }
         Ok(())
     }

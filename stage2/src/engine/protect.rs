@@ -18,30 +18,29 @@ use crate::{
 };
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
-    /// Returns the entry at which the walk for `ipa` ends.
-    fn find(&self, ipa: Ipa) -> (Slot, Descriptor) {
-        let (table, entry, level) = self.stage2.walker().find(self.ops, ipa);
+    fn find_entry(&self, ipa: Ipa) -> (Slot, Descriptor) {
+        let (table, entry, level) = self.stage2.walker().find_entry(self.ops, ipa);
         (self.slot(table, level, ipa), entry)
     }
 
     fn relax(&self, ipa: Ipa, by: Attributes) -> Result<(), MapError> {
         self.stage2.check_address(ipa)?;
         let (slot, old) = loop {
-            let (slot, old) = self.find(ipa);
+            let (slot, old) = self.find_entry(ipa);
             if !old.is_locked() {
                 break (slot, old);
             }
             // The entry may become a table: repeat the walk.
-            self.wait_for(&slot)?;
+            self.wait_for_unlock(&slot)?;
         };
         if !old.is_leaf(slot.level) || old.is_break_pending() {
             return Err(MapError::Again);
         }
-        let relaxed = old.with_permissions(old.attributes().relaxed(by));
+        let relaxed = old.with_permissions(old.attributes().relaxed_by(by));
         if relaxed != old {
             self.relax_leaf(&slot, old, relaxed)?;
         }
-        if self.stage2.policy.local_relax {
+        if self.stage2.policy.relaxes_locally {
             self.invalidate_leaf_local(slot.ipa, slot.level);
         } else {
             self.invalidate_leaf(slot.ipa, slot.level);
@@ -52,7 +51,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
     /// Changes every leaf of a range. Returns whether any has changed.
-    fn change_in(
+    fn change_leaves(
         &self,
         table: TableAddress,
         level: Level,
@@ -61,20 +60,20 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
     ) -> Result<bool, MapError> {
         let span = self.stage2.geometry.span(level);
         let mut slot = self.slot(table, level, ipa);
-        let run = span * level.contiguous(self.stage2.geometry.granule());
+        let run = span * level.contiguous_entries(self.stage2.geometry.granule());
         // If no range boundary cuts a run, the range contains every run completely.
         let cuts_runs = (ipa.0 | end.0) & (run - 1) != 0;
         let mut changed = false;
         while slot.ipa < end {
             let old = self.ops.load(slot.entry);
-            match (old.kind(level), level.down()) {
+            match (old.kind(level), level.child()) {
                 (EntryKind::Leaf(_), _) => {
                     let mut new = change(old);
                     if new != old {
-                        let differs = old.is_contiguous() && !old.agrees(new);
+                        let differs = old.is_contiguous() && !old.may_share_run(new);
                         if cuts_runs && differs && !self.contains_run(&slot, (ipa, end)) {
                             self.contpte_unfold(&slot, old)?;
-                            new = new.contiguous(false);
+                            new = new.with_contiguous(false);
                         }
                         self.replace(&slot, old, new, Order::Plain)?;
                         changed = true;
@@ -82,7 +81,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
                 }
                 (EntryKind::Table(child), Some(below)) => {
                     let part = (ipa.max(slot.ipa), end.min(slot.ipa + span));
-                    changed |= self.change_in(child, below, part, change)?;
+                    changed |= self.change_leaves(child, below, part, change)?;
                 }
                 _ => {}
             }
@@ -91,9 +90,8 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         Ok(changed)
     }
 
-    /// Returns whether a range contains the whole run of a slot.
     fn contains_run(&self, slot: &Slot, (ipa, end): (Ipa, Ipa)) -> bool {
-        let (count, first) = self.run_of(slot);
+        let (count, first) = self.contiguous_run(slot);
         let span = self.stage2.geometry.span(slot.level);
         first.ipa >= ipa && first.ipa + count * span <= end
     }
@@ -104,14 +102,14 @@ impl Stage2 {
     /// immediately on the calling CPU; other CPUs may first take a spurious fault.
     ///
     /// # Errors
-    /// [`MapError::Again`] if no leaf maps the address, [`MapError::OutOfRange`].
+    /// [`MapError::Again`] if no leaf maps the address, [`MapError::IpaOutOfRange`].
     pub fn relax<O: Operations>(
         &mut self,
         ops: &O,
         ipa: Ipa,
         by: Attributes,
     ) -> Result<(), MapError> {
-        self.exclusive(ops).relax(ipa, by)
+        self.exclusive_walk(ops).relax(ipa, by)
     }
 
     /// Relaxes permissions as [`Stage2::relax`] does, concurrently with other walkers.
@@ -126,7 +124,7 @@ impl Stage2 {
         by: Attributes,
     ) -> Result<(), MapError> {
         ops.begin_walk();
-        let result = self.shared(ops).relax(ipa, by);
+        let result = self.shared_walk(ops).relax(ipa, by);
         ops.end_walk();
         result
     }
@@ -135,7 +133,7 @@ impl Stage2 {
     /// entry.
     ///
     /// # Errors
-    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
+    /// [`MapError::Unaligned`] or [`MapError::IpaOutOfRange`].
     pub fn write_protect<O: Operations>(
         &mut self,
         ops: &O,
@@ -149,7 +147,7 @@ impl Stage2 {
     /// it returns, no CPU uses any other permission.
     ///
     /// # Errors
-    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
+    /// [`MapError::Unaligned`] or [`MapError::IpaOutOfRange`].
     pub fn protect<O: Operations>(
         &mut self,
         ops: &O,
@@ -158,7 +156,7 @@ impl Stage2 {
         keep: Attributes,
     ) -> Result<(), MapError> {
         self.restrict(ops, (ipa, size), &|leaf| {
-            leaf.with_permissions(leaf.attributes().restricted(keep))
+            leaf.with_permissions(leaf.attributes().restricted_to(keep))
         })
     }
 
@@ -170,9 +168,9 @@ impl Stage2 {
         change: &impl Fn(Descriptor) -> Descriptor,
     ) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
-        let (root, start) = (self.root, self.geometry.start());
-        let walk = self.exclusive(ops);
-        if walk.change_in(root, start, (ipa, ipa + size), change)? {
+        let (root, start) = (self.root, self.geometry.start_level());
+        let walk = self.exclusive_walk(ops);
+        if walk.change_leaves(root, start, (ipa, ipa + size), change)? {
             walk.invalidate_range(ipa, size);
         }
         Ok(())
@@ -183,12 +181,12 @@ impl Stage2 {
     /// permits (Arm ARM D8.4.5).
     ///
     /// # Errors
-    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
+    /// [`MapError::Unaligned`] or [`MapError::IpaOutOfRange`].
     pub fn age<O: Operations>(&mut self, ops: &O, ipa: Ipa, size: u64) -> Result<bool, MapError> {
         self.check_range(ipa, size)?;
-        let (root, start) = (self.root, self.geometry.start());
+        let (root, start) = (self.root, self.geometry.start_level());
         let change = &Descriptor::without_access_flag;
-        self.exclusive(ops).change_in(root, start, (ipa, ipa + size), change)
+        self.exclusive_walk(ops).change_leaves(root, start, (ipa, ipa + size), change)
     }
 
     /// Sets the access flag of the leaf at an address, after an access flag fault. TLBs cache no
@@ -197,10 +195,10 @@ impl Stage2 {
         if self.check_address(ipa).is_err() {
             return;
         }
-        let walk = self.exclusive(ops);
-        let (slot, old) = walk.find(ipa);
-        if old.is_leaf(slot.level) && !old.attributes().accessed {
-            let new = old.with_permissions(Attributes { accessed: true, ..old.attributes() });
+        let walk = self.exclusive_walk(ops);
+        let (slot, old) = walk.find_entry(ipa);
+        if old.is_leaf(slot.level) && !old.attributes().is_accessed {
+            let new = old.with_permissions(Attributes { is_accessed: true, ..old.attributes() });
             // A replacement in an exclusive walk cannot conflict.
             let _ = walk.replace(&slot, old, new, Order::Plain);
         }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Splitting of blocks, coalescing of tables into blocks, and recovery of block mappings.
 //!
-//! *Split*: the new table is filled before the block is broken (if the policy populates), so that
-//! only one invalidation separates the block from its parts. A part has the block's attributes; the
-//! requested leaf has the requested attributes.
+//! *Split*: if the policy populates tables, the walk fills the new table before it breaks the
+//! block, so that one invalidation suffices. A part has the block's attributes; the requested leaf
+//! has the requested attributes.
 //!
-//! *Coalesce*: a block replaces a table and all tables below it. After a shared walk, other walkers
-//! may still be below the table, so its free is deferred (`free`).
+//! *Coalesce*: a block replaces a table and all tables below it. A shared walk defers the free of
+//! the tables, as other walkers may still be below them (`free`).
 
 use super::{
     MapError, Stage2,
-    map::Cursor,
+    map::MapCursor,
     walk::{ExclusiveWalk, Slot, Walk, WalkMode},
 };
 use crate::{
@@ -18,18 +18,19 @@ use crate::{
     descriptor::{Attributes, Descriptor, EntryKind},
     geometry::Level,
     memcache::{Memcache, TableFreeBatch},
-    operations::{Operations, Order, Unlinked},
-    policy::{CmoPlacement, Coalesce},
+    operations::{Operations, Order, UnlinkedTable},
+    policy::{CmoPlacement, CoalesceOrder},
 };
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
-    /// Splits a block, so that its part at the cursor can be mapped alone. Returns the new table.
-    pub(super) fn split_for(
+    /// Splits a block, so that its part at the cursor can be mapped separately. Returns the new
+    /// table.
+    pub(super) fn split_block(
         &self,
         slot: &Slot,
         old: Descriptor,
         below: Level,
-        c: &mut Cursor<'_>,
+        c: &mut MapCursor<'_>,
     ) -> Result<TableAddress, MapError> {
         let child = c.memcache.take(self.ops).ok_or(MapError::NoTable)?;
         let old = match self.mark_break_pending(slot, old) {
@@ -39,36 +40,35 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
                 return Err(error);
             }
         };
-        let size = c.end.min(self.end(slot)) - c.ipa;
-        if !self.does_cmo(CmoPlacement::FaultPath) {
-            self.cmo_within_block(slot, old, c.ipa, (c.phys, size, c.leaf.attributes()));
-            c.split.cmo_done = c.end <= self.end(slot);
+        let size = c.end.min(self.slot_end(slot)) - c.ipa;
+        if !self.places_cmos_at(CmoPlacement::FaultPath) {
+            self.cmos_within_block(slot, old, c.ipa, (c.phys, size, c.leaf.attributes()));
+            c.split_state.is_cmo_done = c.end <= self.slot_end(slot);
         }
-        if self.stage2.policy.populate_on_split {
-            let requested = c.leaf.moved(c.phys, below == Level::PAGE);
-            self.fill(child, old, below);
-            self.fill_part(child, below, (c.ipa, size, requested));
+        if self.stage2.policy.populates_on_split {
+            let requested = c.leaf.with_address(c.phys, below == Level::PAGE);
+            self.fill_with_parts(child, old, below);
+            self.store_requested_leaf(child, below, (c.ipa, size, requested));
             self.change_size(slot, old, Descriptor::table(child))?;
-            c.split.filled = true;
+            c.split_state.is_leaf_stored = true;
         } else {
             self.break_and_invalidate(slot, old)?;
-            self.make(slot, Descriptor::table(child));
+            self.make_entry(slot, Descriptor::table(child));
         }
         Ok(child)
     }
 
-    /// Fills a new table with the parts of a block.
-    fn fill(&self, child: TableAddress, block: Descriptor, below: Level) {
+    fn fill_with_parts(&self, child: TableAddress, block: Descriptor, below: Level) {
         let geometry = &self.stage2.geometry;
         let (span, count) = (geometry.span(below), geometry.granule().entries());
-        let first = block.part(below, 0);
+        let first = block.block_part(below, 0);
         self.ops.store_adjacent(child.entry(0), count, first, span, Order::Plain);
         self.add_references(child, u32::try_from(count).unwrap_or(u32::MAX));
     }
 
     /// Stores the requested leaf into a filled, not yet linked table if it is one entry and differs
     /// from the block's part at most in permissions.
-    fn fill_part(
+    fn store_requested_leaf(
         &self,
         child: TableAddress,
         below: Level,
@@ -90,36 +90,36 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         new: Descriptor,
         memcache: &mut Memcache,
     ) -> Result<(), MapError> {
-        let Some(level) = slot.level.down() else {
+        let Some(level) = slot.level.child() else {
             return Err(MapError::Again);
         };
-        let unlinked = Unlinked { table: child, level };
+        let unlinked = UnlinkedTable { table: child, level };
         if self.needs_no_break(child, level, new) {
             self.change_size(slot, old, new)?;
             self.free_replaced(unlinked, memcache);
             return Ok(());
         }
-        let cmo = !self.stage2.without_cmo;
-        if cmo && self.does_cmo(CmoPlacement::BeforeBreak) {
+        let cmo = !self.stage2.skips_all_cmos;
+        if cmo && self.places_cmos_at(CmoPlacement::BeforeBreak) {
             old = self.mark_break_pending(slot, old)?;
-            self.cmo_for_block(child, level, new);
+            self.cmos_for_block(child, level, new);
         }
         self.break_and_invalidate(slot, old)?;
-        let between = cmo && self.does_cmo(CmoPlacement::BetweenBreakAndMake);
-        if self.stage2.policy.coalesce == Coalesce::FreeFirst {
+        let between = cmo && self.places_cmos_at(CmoPlacement::BetweenBreakAndMake);
+        if self.stage2.policy.coalesce_order == CoalesceOrder::FreeFirst {
             self.free_replaced(unlinked, memcache);
             if between {
                 let size = self.stage2.geometry.span(slot.level);
-                self.cmo(new.address(), size, new.attributes());
+                self.perform_cmos(new.address(), size, new.attributes());
             }
-            self.make(slot, new);
+            self.make_entry(slot, new);
             return Ok(());
         }
         if between {
             // Other walkers may still be in the table, but they replace none of its leaves.
-            self.cmo_for_block(child, level, new);
+            self.cmos_for_block(child, level, new);
         }
-        self.make(slot, new);
+        self.make_entry(slot, new);
         self.free_replaced(unlinked, memcache);
         Ok(())
     }
@@ -127,18 +127,19 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// Returns whether FEAT_BBM lets a block replace a table without a break: every leaf of the
     /// table equals its part of the block, and memory not yet mapped needs no CMO.
     fn needs_no_break(&self, child: TableAddress, level: Level, new: Descriptor) -> bool {
-        if self.bbm_level() < M::MIN_BBM {
+        if self.bbm_level() < M::MIN_BBM_LEVEL {
             return false;
         }
         let span = self.stage2.geometry.span(level);
         let may_be_empty = self.needs_no_cmo(new.attributes());
-        let (mut address, mut part) = (child.entry(0), new.part(level, 0));
+        let (mut address, mut part) = (child.entry(0), new.block_part(level, 0));
         for _ in 0..self.stage2.geometry.granule().entries() {
             let entry = self.ops.load(address);
-            if entry.contiguous(false) != part && !(may_be_empty && entry == Descriptor::EMPTY) {
+            if entry.with_contiguous(false) != part && !(may_be_empty && entry == Descriptor::EMPTY)
+            {
                 return false;
             }
-            (address, part) = (address.skip(1), part.after(span));
+            (address, part) = (address.skip(1), part.offset_by(span));
         }
         true
     }
@@ -146,7 +147,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// Returns the block that is equivalent to a full table's leaves: contiguous in host memory,
     /// with the same memory type and software bits. The block has the permissions common to all
     /// leaves, and the access flag if any leaf has it.
-    fn block_of(&self, slot: &Slot, child: TableAddress, level: Level) -> Option<Descriptor> {
+    fn matching_block(&self, slot: &Slot, child: TableAddress, level: Level) -> Option<Descriptor> {
         let span = self.stage2.geometry.span(level);
         let first = self.ops.load(child.entry(0));
         let mut all = first.attributes();
@@ -162,16 +163,16 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
                 return None;
             }
             address += span;
-            all = Attributes { accessed: all.accessed || one.accessed, ..all.restricted(one) };
+            let is_accessed = all.is_accessed || one.is_accessed;
+            all = Attributes { is_accessed, ..all.restricted_to(one) };
         }
-        let block = self.leaf(first.address(), slot.level, all);
+        let block = self.new_leaf(first.address(), slot.level, all);
         block.is_aligned(slot.level, self.stage2.geometry.granule()).then_some(block)
     }
 }
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
-    /// Returns the slots of a table that overlap a range.
-    fn slots(
+    fn overlapping_slots(
         &self,
         table: TableAddress,
         level: Level,
@@ -183,27 +184,27 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         (0..count).map(move |n| first.skip(n, span))
     }
 
-    fn recover_in(
+    fn recover_range(
         &self,
         table: TableAddress,
         level: Level,
         (ipa, end): (Ipa, Ipa),
-        largest: u64,
+        max_size: u64,
         batch: &mut TableFreeBatch,
     ) -> Result<(), MapError> {
-        let Some(below) = level.down() else {
+        let Some(below) = level.child() else {
             return Ok(());
         };
-        for slot in self.slots(table, level, (ipa, end)) {
-            let next = self.end(&slot);
+        for slot in self.overlapping_slots(table, level, (ipa, end)) {
+            let next = self.slot_end(&slot);
             let old = self.ops.load(slot.entry);
             if let EntryKind::Table(child) = old.kind(level) {
                 let part = (ipa.max(slot.ipa), end.min(next));
-                self.recover_in(child, below, part, largest, batch)?;
-                let whole = slot.ipa >= ipa && next <= end && next - slot.ipa <= largest;
+                self.recover_range(child, below, part, max_size, batch)?;
+                let whole = slot.ipa >= ipa && next <= end && next - slot.ipa <= max_size;
                 if whole
-                    && level.can_map(self.stage2.geometry.granule())
-                    && let Some(block) = self.block_of(&slot, child, below)
+                    && level.can_be_leaf(self.stage2.geometry.granule())
+                    && let Some(block) = self.matching_block(&slot, child, below)
                 {
                     self.recover(&slot, old, (child, below), block, batch)?;
                 }
@@ -226,60 +227,60 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
             self.change_size(slot, old, block)?;
         } else {
             self.break_and_invalidate(slot, old)?;
-            self.make(slot, block);
+            self.make_entry(slot, block);
         }
-        let unlinked = Unlinked { table, level };
+        let unlinked = UnlinkedTable { table, level };
         self.stage2.free_or_collect(self.ops, unlinked, batch);
         Ok(())
     }
 
-    fn split_in(
+    fn split_range(
         &self,
         table: TableAddress,
         level: Level,
         (ipa, end): (Ipa, Ipa),
         memcache: &mut Memcache,
     ) -> Result<(), MapError> {
-        let Some(below) = level.down() else {
+        let Some(below) = level.child() else {
             return Ok(());
         };
-        for slot in self.slots(table, level, (ipa, end)) {
+        for slot in self.overlapping_slots(table, level, (ipa, end)) {
             let old = self.ops.load(slot.entry);
             let child = match old.kind(level) {
                 EntryKind::Leaf(_) => {
                     let child = memcache.take(self.ops).ok_or(MapError::NoTable)?;
-                    self.fill(child, old, below);
+                    self.fill_with_parts(child, old, below);
                     self.change_size(&slot, old, Descriptor::table(child))?;
                     child
                 }
                 EntryKind::Table(child) => child,
                 EntryKind::Invalid | EntryKind::Locked => continue,
             };
-            let part = (ipa.max(slot.ipa), end.min(self.end(&slot)));
-            self.split_in(child, below, part, memcache)?;
+            let part = (ipa.max(slot.ipa), end.min(self.slot_end(&slot)));
+            self.split_range(child, below, part, memcache)?;
         }
         Ok(())
     }
 }
 
 impl Stage2 {
-    /// Recovers block mappings of up to `largest` bytes in a range, where a table's leaves are
-    /// equivalent to a block. The caller ensures that host memory is contiguous in that size.
+    /// Recovers block mappings of up to `max_size` bytes in a range, where the leaves of a table
+    /// are equivalent to a block. The caller ensures that host memory is contiguous in that size.
     ///
     /// # Errors
-    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
+    /// [`MapError::Unaligned`] or [`MapError::IpaOutOfRange`].
     pub fn recover_blocks<O: Operations>(
         &mut self,
         ops: &O,
         ipa: Ipa,
         size: u64,
-        largest: u64,
+        max_size: u64,
     ) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
-        let (root, start) = (self.root, self.geometry.start());
+        let (root, start) = (self.root, self.geometry.start_level());
         let mut batch = TableFreeBatch::new();
         let range = (ipa, ipa + size);
-        let done = self.exclusive(ops).recover_in(root, start, range, largest, &mut batch);
+        let done = self.exclusive_walk(ops).recover_range(root, start, range, max_size, &mut batch);
         batch.free_all(ops);
         done
     }
@@ -289,7 +290,7 @@ impl Stage2 {
     ///
     /// # Errors
     /// [`MapError::NoTable`]: top up the memcache and call again; completed splits remain.
-    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
+    /// [`MapError::Unaligned`] or [`MapError::IpaOutOfRange`].
     pub fn split<O: Operations>(
         &mut self,
         ops: &O,
@@ -298,7 +299,7 @@ impl Stage2 {
         size: u64,
     ) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
-        let (root, start) = (self.root, self.geometry.start());
-        self.exclusive(ops).split_in(root, start, (ipa, ipa + size), memcache)
+        let (root, start) = (self.root, self.geometry.start_level());
+        self.exclusive_walk(ops).split_range(root, start, (ipa, ipa + size), memcache)
     }
 }

@@ -6,8 +6,8 @@
 //! ISB. `VMALLS12E1IS` invalidates both stages at once (Arm ARM D8.14.4; Linux: `hyp/*/tlb.c`).
 //!
 //! One `RIPAS2E1IS` covers `(NUM + 1) << (5 × SCALE + 1)` pages, NUM 0 to 31 and SCALE 0 to 3 (Arm
-//! ARM C5.5, TLBI RIPAS2E1IS). A range is divided into a single page if its page count is odd, and
-//! at most one piece for each SCALE; together they cover it exactly.
+//! ARM C5.5, TLBI RIPAS2E1IS). The engine divides a range into a single page if its page count is
+//! odd, and one range TLBI for each SCALE that the rest of the count needs.
 
 use super::walk::{Walk, WalkMode};
 use crate::{
@@ -17,25 +17,25 @@ use crate::{
 };
 
 /// Maximum number of pages that one range TLBI covers.
-const MAX_PAGES: u64 = 32 << 16;
+const MAX_TLBI_PAGES: u64 = 32 << 16;
 
 /// Returns whether one range TLBI covers this many bytes, a power of two (the span of a table).
 #[inline]
-const fn is_one(granule: Granule, size: u64) -> bool {
-    size.is_power_of_two() && size > granule.size() && size >> granule.shift() <= MAX_PAGES
+const fn is_single_tlbi(granule: Granule, size: u64) -> bool {
+    size.is_power_of_two() && size > granule.size() && size >> granule.shift() <= MAX_TLBI_PAGES
 }
 
 /// Divides a range into operands of `TLBI` instructions, each an address and a number of pages:
 /// ranges, and a single page for the by-address form if the count is odd. `ipa` and `size` (in
 /// bytes) are multiples of the granule.
-fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = (Ipa, u64)> {
+fn tlbi_operands(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = (Ipa, u64)> {
     let mut at = ipa;
     let mut left = size >> granule.shift();
     core::iter::from_fn(move || {
         let pages = match left {
             0 => return None,
             odd if !odd.is_multiple_of(2) => 1,
-            MAX_PAGES.. => MAX_PAGES,
+            MAX_TLBI_PAGES.. => MAX_TLBI_PAGES,
             _ => {
                 // The lowest non-zero digit of the count: five bits for each SCALE, from bit 1.
                 let scale = (left.trailing_zeros() - 1) / 5;
@@ -51,7 +51,7 @@ fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = (Ipa, u
 }
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
-    /// Invalidates the cached copies of one leaf on all CPUs.
+    /// Invalidates one leaf on all CPUs.
     pub(super) fn invalidate_leaf(&self, ipa: Ipa, level: Level) {
         self.invalidate_ipas(core::iter::once((ipa, Some(level))), Scope::Broadcast);
     }
@@ -72,7 +72,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             Scope::Broadcast => (Dsb::IshSt, Dsb::Ish),
         };
         self.ops.dsb(before);
-        self.in_vmid(|| {
+        self.with_guest_vmid(|| {
             for (ipa, ttl) in entries {
                 self.tlbi_ipa(ipa, ttl, scope);
             }
@@ -82,17 +82,17 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         });
     }
 
-    /// Invalidates the cached leaves and table entries of a range on all CPUs.
+    /// Invalidates the leaves and table entries of a range on all CPUs.
     #[inline]
     pub(super) fn invalidate_range(&self, ipa: Ipa, size: u64) {
         let scope = Scope::Broadcast;
         self.ops.dsb(Dsb::IshSt);
-        self.in_vmid(|| {
+        self.with_guest_vmid(|| {
             if self.stage2.uses_range_tlbi() {
-                if is_one(self.stage2.geometry.granule(), size) {
+                if is_single_tlbi(self.stage2.geometry.granule(), size) {
                     self.tlbi_range(ipa, size);
                 } else {
-                    self.tlbi_pieces(ipa, size);
+                    self.issue_tlbis(ipa, size);
                 }
                 self.ops.dsb(Dsb::Ish);
                 self.ops.tlbi(Tlbi::Stage1 { scope });
@@ -115,16 +115,16 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 
     /// Issues the TLBIs that together cover the range.
     #[inline(never)]
-    fn tlbi_pieces(&self, ipa: Ipa, size: u64) {
+    fn issue_tlbis(&self, ipa: Ipa, size: u64) {
         let granule = self.stage2.geometry.granule();
-        pieces(granule, ipa, size).for_each(|(ipa, pages)| match pages {
+        tlbi_operands(granule, ipa, size).for_each(|(ipa, pages)| match pages {
             1 => self.tlbi_ipa(ipa, None, Scope::Broadcast),
             _ => self.tlbi_range(ipa, pages * granule.size()),
         });
     }
 
     /// Runs `invalidate` with the guest's VMID current.
-    fn in_vmid(&self, invalidate: impl FnOnce()) {
+    fn with_guest_vmid(&self, invalidate: impl FnOnce()) {
         let before = self.ops.switch_vmid(self.stage2.vmid);
         self.ops.isb();
         invalidate();
@@ -138,17 +138,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_every_range_without_a_gap() {
+    fn tlbi_operands_cover_every_range_without_a_gap() {
         let interesting = (1..5000).chain([1 << 18, (1 << 21) - 1, 1 << 21, 5 * (1 << 21) + 77]);
         for pages in interesting {
             for granule in [Granule::K4, Granule::K16, Granule::K64] {
                 let mut at = 7 * granule.size();
-                let first = pieces(granule, Ipa(at), pages * granule.size()).next();
-                if is_one(granule, pages * granule.size()) {
+                let first = tlbi_operands(granule, Ipa(at), pages * granule.size()).next();
+                if is_single_tlbi(granule, pages * granule.size()) {
                     assert_eq!(first, Some((Ipa(at), pages)));
                     assert!(Tlbi::is_encodable(pages));
                 }
-                for (ipa, part) in pieces(granule, Ipa(at), pages * granule.size()) {
+                for (ipa, part) in tlbi_operands(granule, Ipa(at), pages * granule.size()) {
                     assert_eq!(ipa, Ipa(at), "{pages} pages");
                     assert!(part == 1 || Tlbi::is_encodable(part), "{part} of {pages} pages");
                     at += part * granule.size();
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn encodable_ranges_have_a_scale_and_a_factor() {
-        assert!([2, 64, 512, MAX_PAGES].into_iter().all(Tlbi::is_encodable));
-        assert!(![0, 1, 66, MAX_PAGES * 2].into_iter().any(Tlbi::is_encodable));
+        assert!([2, 64, 512, MAX_TLBI_PAGES].into_iter().all(Tlbi::is_encodable));
+        assert!(![0, 1, 66, MAX_TLBI_PAGES * 2].into_iter().any(Tlbi::is_encodable));
     }
 }

@@ -11,40 +11,37 @@ use arrayvec::ArrayVec;
 use super::{
     MapError, Stage2,
     bbm::BrokenEntry,
-    cmo::CleanRange,
+    cmo::DeferredClean,
     walk::{ExclusiveWalk, Slot, Walk},
 };
 use crate::{
     address::{EntryAddress, Ipa, TableAddress},
     descriptor::{Descriptor, EntryKind},
-    geometry::{Level, index},
+    geometry::{Level, to_usize},
     memcache::TableFreeBatch,
-    operations::{Operations, Scope, Unlinked},
-    policy::Unmap,
+    operations::{Operations, Scope, UnlinkedTable},
+    policy::UnmapBatching,
 };
 
-/// Capacity of a batch.
-const MAX_BATCH: usize = 64;
+const BATCH_CAPACITY: usize = 64;
 /// Maximum number of table levels below the root.
 const MAX_DEPTH: usize = 3;
 
-/// A broken entry of the batch.
 #[derive(Debug, Clone, Copy)]
-struct Unmapped {
+struct UnmappedEntry {
     ipa: Ipa,
     level: Level,
-    /// Set if the entry pointed at a table without valid entries.
-    empty_table: bool,
+    /// Indicates that the entry pointed at a table without valid entries.
+    is_empty_table: bool,
     /// The entry before the break.
     old: Descriptor,
 }
 
-impl Unmapped {
-    /// Returns the table that the entry pointed at.
+impl UnmappedEntry {
     #[inline]
-    const fn unlinked(&self) -> Option<Unlinked> {
-        match (self.old.kind(self.level), self.level.down()) {
-            (EntryKind::Table(table), Some(level)) => Some(Unlinked { table, level }),
+    const fn unlinked_table(&self) -> Option<UnlinkedTable> {
+        match (self.old.kind(self.level), self.level.child()) {
+            (EntryKind::Table(table), Some(level)) => Some(UnlinkedTable { table, level }),
             _ => None,
         }
     }
@@ -52,13 +49,13 @@ impl Unmapped {
     /// Returns whether the entry pointed at a table with leaves below it.
     #[inline]
     const fn has_leaves(&self) -> bool {
-        !self.empty_table && !self.old.is_leaf(self.level)
+        !self.is_empty_table && !self.old.is_leaf(self.level)
     }
 }
 
 /// A table from which the walk has descended to a lower table.
 #[derive(Debug, Clone, Copy)]
-struct Parent {
+struct ParentTable {
     /// The entry that points at the lower table.
     entry: EntryAddress,
     ipa: Ipa,
@@ -68,23 +65,23 @@ struct Parent {
 }
 
 /// Broken entries to be invalidated together, in ascending order of their last address.
-struct Batch {
-    unmapped: ArrayVec<Unmapped, MAX_BATCH>,
+struct UnmapBatch {
+    entries: ArrayVec<UnmappedEntry, BATCH_CAPACITY>,
     limit: usize,
-    /// Set if a table that lies completely in the range is unmapped by its parent entry.
-    whole_tables: bool,
+    /// Indicates that a table completely in the range is unmapped by its parent entry.
+    unlinks_whole_tables: bool,
 }
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
     /// Unmaps a range, and each table that is empty when the walk leaves it.
     ///
-    /// The position in the current table is kept in scalars: the compiler would copy a [`Slot`]
-    /// that changes in the loop through memory, with its padding, for every entry.
+    /// Scalars hold the position in the table: the compiler would copy a [`Slot`] that changes in
+    /// the loop through memory for every entry.
     #[inline]
-    fn unmap_range(&self, start: Ipa, end: Ipa, batch: &mut Batch) -> Result<(), MapError> {
+    fn unmap_range(&self, start: Ipa, end: Ipa, batch: &mut UnmapBatch) -> Result<(), MapError> {
         let geometry = &self.stage2.geometry;
-        let (granule, mut level) = (geometry.granule(), geometry.start());
-        let mut parents = ArrayVec::<Parent, MAX_DEPTH>::new();
+        let (granule, mut level) = (geometry.granule(), geometry.start_level());
+        let mut parents = ArrayVec::<ParentTable, MAX_DEPTH>::new();
         let mut shift = level.shift(granule);
         let mut entry = self.stage2.root.entry(start.0 >> shift);
         let (mut ipa, mut table_end) = (start.align_down(1 << shift), end);
@@ -93,11 +90,11 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
                 let slot = Slot { entry, level, ipa };
                 let old = self.ops.load(entry);
                 let next = ipa + (1 << shift);
-                match (old.kind(level), level.down()) {
+                match (old.kind(level), level.child()) {
                     (EntryKind::Table(table), Some(below))
-                        if !batch.whole_tables || ipa < start || next > end =>
+                        if !batch.unlinks_whole_tables || ipa < start || next > end =>
                     {
-                        parents.push(Parent { entry, ipa, old, end: table_end });
+                        parents.push(ParentTable { entry, ipa, old, end: table_end });
                         (level, shift) = (below, shift - granule.level_bits());
                         let index = start.0.saturating_sub(ipa.0) >> shift;
                         (entry, ipa) = (table.entry(index), ipa + (index << shift));
@@ -114,7 +111,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
                 }
                 (entry, ipa) = (entry.skip(1), next);
             }
-            let (Some(parent), Some(above)) = (parents.pop(), level.up()) else {
+            let (Some(parent), Some(above)) = (parents.pop(), level.parent()) else {
                 return Ok(());
             };
             (level, shift) = (above, shift + granule.level_bits());
@@ -138,17 +135,17 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         slot: Slot,
         old: Descriptor,
         (ipa, end): (Ipa, Ipa),
-        batch: &mut Batch,
+        batch: &mut UnmapBatch,
     ) -> Result<Slot, MapError> {
-        let (count, first) = self.run_of(&slot);
+        let (count, first) = self.contiguous_run(&slot);
         let span = self.stage2.geometry.span(slot.level);
-        let (len, run_end) = (index(count), first.ipa + count * span);
+        let (len, run_end) = (to_usize(count), first.ipa + count * span);
         if first.ipa < ipa || run_end > end || len > batch.limit {
             self.contpte_unfold(&slot, old)?;
             return Ok(slot);
         }
-        if batch.unmapped.len() + len > batch.limit {
-            self.flush_full(batch);
+        if batch.entries.len() + len > batch.limit {
+            self.complete_full_batch(batch);
         }
         for n in 0..count {
             let slot = first.skip(n, span);
@@ -163,71 +160,71 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         &self,
         slot: Slot,
         old: Descriptor,
-        empty_table: bool,
-        batch: &mut Batch,
+        is_empty_table: bool,
+        batch: &mut UnmapBatch,
     ) -> Result<(), MapError> {
         let BrokenEntry { slot, old } = self.break_entry(&slot, old)?;
-        if self.stage2.policy.count_references {
-            self.ops.drop_references(self.table_of(slot.entry), 1);
+        if self.stage2.policy.counts_references {
+            self.ops.drop_references(self.table_containing(slot.entry), 1);
         }
-        batch.unmapped.push(Unmapped { ipa: slot.ipa, level: slot.level, empty_table, old });
-        if batch.unmapped.len() == batch.limit {
-            self.flush_full(batch);
+        batch.entries.push(UnmappedEntry { ipa: slot.ipa, level: slot.level, is_empty_table, old });
+        if batch.entries.len() == batch.limit {
+            self.complete_full_batch(batch);
         }
         Ok(())
     }
 
-    /// Flushes a full batch.
+    /// Completes a full batch, out of line.
     #[inline(never)]
-    fn flush_full(&self, batch: &mut Batch) {
-        self.flush(batch);
+    fn complete_full_batch(&self, batch: &mut UnmapBatch) {
+        self.complete_batch(batch);
     }
 
     /// Invalidates a batch's entries, performs the CMOs for their memory, frees their tables.
     #[inline(always)]
-    fn flush(&self, batch: &mut Batch) {
-        if batch.unmapped.is_empty() {
+    fn complete_batch(&self, batch: &mut UnmapBatch) {
+        if batch.entries.is_empty() {
             return;
         }
-        self.invalidate_batch(&batch.unmapped);
+        self.invalidate_batch(&batch.entries);
         if !self.stage2.features.fwb {
-            let mut range = CleanRange::default();
-            for unmapped in &batch.unmapped {
-                self.collect_unmapped(unmapped, &mut range);
+            let mut deferred = DeferredClean::default();
+            for unmapped in &batch.entries {
+                self.defer_clean_of_unmapped(unmapped, &mut deferred);
             }
-            self.clean_range(&range);
+            self.clean_deferred(&deferred);
         }
         self.free_batch(batch);
-        batch.unmapped.clear();
+        batch.entries.clear();
     }
 
     /// Invalidates a batch: its whole range if range TLBIs cover several entries or a table is
     /// unmapped with leaves below it, otherwise entry by entry.
-    fn invalidate_batch(&self, unmapped: &[Unmapped]) {
-        let span = |u: &Unmapped| self.stage2.geometry.span(u.level);
+    fn invalidate_batch(&self, unmapped: &[UnmappedEntry]) {
+        let span = |u: &UnmappedEntry| self.stage2.geometry.span(u.level);
         match unmapped {
             [one] if one.has_leaves() => self.invalidate_range(one.ipa, span(one)),
             [_, .., last]
-                if self.stage2.uses_range_tlbi() || unmapped.iter().any(Unmapped::has_leaves) =>
+                if self.stage2.uses_range_tlbi()
+                    || unmapped.iter().any(UnmappedEntry::has_leaves) =>
             {
                 let from = unmapped.iter().fold(last.ipa, |from, u| from.min(u.ipa));
                 self.invalidate_range(from, last.ipa + span(last) - from);
             }
             _ => {
-                let ttl = |u: &Unmapped| u.old.is_leaf(u.level).then_some(u.level);
+                let ttl = |u: &UnmappedEntry| u.old.is_leaf(u.level).then_some(u.level);
                 let entries = unmapped.iter().map(|u| (u.ipa, ttl(u)));
                 self.invalidate_ipas(entries, Scope::Broadcast);
             }
         }
     }
 
-    /// Frees the tables of a batch with one call.
     #[inline(never)]
-    fn free_batch(&self, batch: &Batch) {
+    fn free_batch(&self, batch: &UnmapBatch) {
         let mut frees = TableFreeBatch::new();
-        for unmapped in &batch.unmapped {
-            match unmapped.unlinked() {
-                Some(Unlinked { table, .. }) if unmapped.empty_table => {
+        for unmapped in &batch.entries {
+            match unmapped.unlinked_table() {
+                Some(UnlinkedTable { table, .. }) if unmapped.is_empty_table => {
                     frees.push(self.ops, table);
                 }
                 Some(unlinked) => self.stage2.collect_tables(self.ops, unlinked, &mut frees),
@@ -237,34 +234,37 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         frees.free_all(self.ops);
     }
 
-    fn collect_unmapped(&self, unmapped: &Unmapped, range: &mut CleanRange) {
-        match unmapped.unlinked() {
-            Some(_) if unmapped.empty_table => {}
-            Some(Unlinked { table, level }) => self.collect_leaves(table, level, range),
-            None => self.collect_leaf(unmapped.old, unmapped.level, range),
+    fn defer_clean_of_unmapped(&self, unmapped: &UnmappedEntry, deferred: &mut DeferredClean) {
+        match unmapped.unlinked_table() {
+            Some(_) if unmapped.is_empty_table => {}
+            Some(UnlinkedTable { table, level }) => {
+                self.defer_clean_of_leaves(table, level, deferred)
+            }
+            None => self.defer_clean_of_leaf(unmapped.old, unmapped.level, deferred),
         }
     }
 }
 
 impl Stage2 {
-    /// Unmaps a range, and any partially covered block completely. After it returns, no CPU can
-    /// access the memory through the table, and the host reads all that the guest wrote.
+    /// Unmaps a range, and the whole of each block that overlaps it. After it returns, no CPU can
+    /// access the memory through the table, and the host reads all bytes that the guest wrote.
     ///
     /// # Errors
-    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
+    /// [`MapError::Unaligned`] or [`MapError::IpaOutOfRange`].
     pub fn unmap<O: Operations>(&mut self, ops: &O, ipa: Ipa, size: u64) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
-        let (whole_tables, limit) = match self.policy.unmap {
-            Unmap::Deferred if self.features.fwb && self.uses_range_tlbi() => (false, MAX_BATCH),
-            Unmap::Deferred => (false, 1),
-            Unmap::Batch(limit) => (false, usize::from(limit)),
-            Unmap::Tables(limit) => (true, usize::from(limit)),
+        let defers = self.features.fwb && self.uses_range_tlbi();
+        let (unlinks_whole_tables, limit) = match self.policy.unmap_batching {
+            UnmapBatching::Deferred if defers => (false, BATCH_CAPACITY),
+            UnmapBatching::Deferred => (false, 1),
+            UnmapBatching::Batch(limit) => (false, usize::from(limit)),
+            UnmapBatching::WholeTables(limit) => (true, usize::from(limit)),
         };
-        let mut batch =
-            Batch { unmapped: ArrayVec::new(), limit: limit.clamp(1, MAX_BATCH), whole_tables };
-        let walk = self.exclusive(ops);
+        let limit = limit.clamp(1, BATCH_CAPACITY);
+        let mut batch = UnmapBatch { entries: ArrayVec::new(), limit, unlinks_whole_tables };
+        let walk = self.exclusive_walk(ops);
         let done = walk.unmap_range(ipa, ipa + size, &mut batch);
-        walk.flush(&mut batch);
+        walk.complete_batch(&mut batch);
         done
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Exclusive and shared walks, and how each reads and replaces one entry.
+//! Exclusive and shared walks, and their reads and changes of one entry.
 
 use core::{fmt, marker::PhantomData};
 
@@ -11,18 +11,18 @@ use crate::{
     operations::{Operations, Order},
 };
 
-/// Mode of a walk: [`ExclusiveWalk`] or [`SharedWalk`]. Sealed, as its path is private.
+/// Mode of a walk: [`ExclusiveWalk`] or [`SharedWalk`]. The trait is sealed: its path is private.
 pub trait WalkMode: fmt::Debug + Copy {
-    /// True if other walkers may change the table at the same time.
+    /// Indicates that other walkers may change the table at the same time.
     #[doc(hidden)]
-    const SHARED: bool;
+    const IS_SHARED: bool;
     /// The entry that a break stores. Other walkers leave a locked entry unchanged.
     #[doc(hidden)]
-    const BROKEN: Descriptor;
+    const BROKEN_ENTRY: Descriptor;
     /// The lowest FEAT_BBM level at which a size changes without a break. Below 3, a change takes
     /// two stores, and another walker could change the entry between them.
     #[doc(hidden)]
-    const MIN_BBM: u8;
+    const MIN_BBM_LEVEL: u8;
 
     /// Replaces `old` by `new`; fails if another walker has changed the entry.
     #[doc(hidden)]
@@ -36,29 +36,27 @@ pub trait WalkMode: fmt::Debug + Copy {
 
     /// Stores `new` if the entry is empty. Returns whether it was empty.
     #[doc(hidden)]
-    fn fill_empty<O: Operations>(ops: &O, entry: EntryAddress, new: Descriptor) -> bool;
+    fn make_if_empty<O: Operations>(ops: &O, entry: EntryAddress, new: Descriptor) -> bool;
 
-    /// Announces the beginning of a walk to [`Operations`].
     #[doc(hidden)]
-    fn begin<O: Operations>(ops: &O);
+    fn begin_walk<O: Operations>(ops: &O);
 
-    /// Announces the end of a walk to [`Operations`].
     #[doc(hidden)]
-    fn end<O: Operations>(ops: &O);
+    fn end_walk<O: Operations>(ops: &O);
 }
 
-/// Walk by the only walker: plain stores.
+/// Walk that changes entries by plain stores, as the only walker.
 #[derive(Debug, Clone, Copy)]
 pub struct ExclusiveWalk;
 
-/// Walk concurrent with other walks: compare-and-swap.
+/// Walk that changes entries by compare-and-swap, concurrently with other walkers.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedWalk;
 
 impl WalkMode for ExclusiveWalk {
-    const SHARED: bool = false;
-    const BROKEN: Descriptor = Descriptor::EMPTY;
-    const MIN_BBM: u8 = 1;
+    const IS_SHARED: bool = false;
+    const BROKEN_ENTRY: Descriptor = Descriptor::EMPTY;
+    const MIN_BBM_LEVEL: u8 = 1;
 
     #[inline(always)]
     fn replace<O: Operations>(
@@ -73,7 +71,7 @@ impl WalkMode for ExclusiveWalk {
     }
 
     #[inline(always)]
-    fn fill_empty<O: Operations>(ops: &O, entry: EntryAddress, new: Descriptor) -> bool {
+    fn make_if_empty<O: Operations>(ops: &O, entry: EntryAddress, new: Descriptor) -> bool {
         let empty = ops.load(entry) == Descriptor::EMPTY;
         if empty {
             ops.store(entry, new, Order::Release);
@@ -82,16 +80,16 @@ impl WalkMode for ExclusiveWalk {
     }
 
     #[inline(always)]
-    fn begin<O: Operations>(_: &O) {}
+    fn begin_walk<O: Operations>(_: &O) {}
 
     #[inline(always)]
-    fn end<O: Operations>(_: &O) {}
+    fn end_walk<O: Operations>(_: &O) {}
 }
 
 impl WalkMode for SharedWalk {
-    const SHARED: bool = true;
-    const BROKEN: Descriptor = Descriptor::LOCKED;
-    const MIN_BBM: u8 = 3;
+    const IS_SHARED: bool = true;
+    const BROKEN_ENTRY: Descriptor = Descriptor::LOCKED;
+    const MIN_BBM_LEVEL: u8 = 3;
 
     #[inline(always)]
     fn replace<O: Operations>(
@@ -105,17 +103,17 @@ impl WalkMode for SharedWalk {
     }
 
     #[inline(always)]
-    fn fill_empty<O: Operations>(ops: &O, entry: EntryAddress, new: Descriptor) -> bool {
+    fn make_if_empty<O: Operations>(ops: &O, entry: EntryAddress, new: Descriptor) -> bool {
         ops.compare_exchange(entry, Descriptor::EMPTY, new).is_ok()
     }
 
     #[inline(always)]
-    fn begin<O: Operations>(ops: &O) {
+    fn begin_walk<O: Operations>(ops: &O) {
         ops.begin_walk();
     }
 
     #[inline(always)]
-    fn end<O: Operations>(ops: &O) {
+    fn end_walk<O: Operations>(ops: &O) {
         ops.end_walk();
     }
 }
@@ -157,13 +155,14 @@ impl<O, M> Clone for Walk<'_, O, M> {
 impl<O, M> Copy for Walk<'_, O, M> {}
 
 impl Stage2 {
-    /// Returns a walk that may run concurrently with others.
-    pub(super) const fn shared<'a, O>(&'a self, ops: &'a O) -> Walk<'a, O, SharedWalk> {
+    pub(super) const fn shared_walk<'a, O>(&'a self, ops: &'a O) -> Walk<'a, O, SharedWalk> {
         Walk { stage2: self, ops, mode: PhantomData }
     }
 
-    /// Returns a walk by the only walker.
-    pub(super) const fn exclusive<'a, O>(&'a mut self, ops: &'a O) -> Walk<'a, O, ExclusiveWalk> {
+    pub(super) const fn exclusive_walk<'a, O>(
+        &'a mut self,
+        ops: &'a O,
+    ) -> Walk<'a, O, ExclusiveWalk> {
         Walk { stage2: self, ops, mode: PhantomData }
     }
 }
@@ -180,36 +179,35 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Returns the address at which a slot ends.
     #[inline]
-    pub(super) fn end(&self, slot: &Slot) -> Ipa {
+    pub(super) fn slot_end(&self, slot: &Slot) -> Ipa {
         slot.ipa + self.stage2.geometry.span(slot.level)
     }
 
     /// Returns the table that contains an entry. Root tables count references separately.
-    pub(super) const fn table_of(&self, entry: EntryAddress) -> TableAddress {
+    pub(super) const fn table_containing(&self, entry: EntryAddress) -> TableAddress {
         TableAddress(entry.0 & !(self.stage2.geometry.granule().size() - 1))
     }
 
     /// Adds references for entries that have become valid, if the policy counts them.
     #[inline]
     pub(super) fn add_references(&self, table: TableAddress, entries: u32) {
-        if self.stage2.policy.count_references && entries > 0 {
+        if self.stage2.policy.counts_references && entries > 0 {
             self.ops.take_references(table, entries);
         }
     }
 
     /// Returns a leaf without the contiguous hint.
     #[inline]
-    pub(super) fn leaf(&self, phys: PhysAddr, level: Level, attributes: Attributes) -> Descriptor {
-        let attributes = Attributes { contiguous: false, ..attributes };
-        Descriptor::leaf(phys, level, attributes, self.stage2.features.fwb)
+    pub(super) fn new_leaf(&self, phys: PhysAddr, level: Level, a: Attributes) -> Descriptor {
+        let a = Attributes { is_contiguous: false, ..a };
+        Descriptor::leaf(phys, level, a, self.stage2.features.fwb)
     }
 
     /// Stores a leaf whose memory needs no CMO if the entry is empty. Returns whether it was empty.
     #[inline(always)]
-    pub(super) fn place(&self, entry: EntryAddress, new: Descriptor) -> bool {
-        M::fill_empty(self.ops, entry, new)
+    pub(super) fn make_if_empty(&self, entry: EntryAddress, new: Descriptor) -> bool {
+        M::make_if_empty(self.ops, entry, new)
     }
 
     /// Replaces an invalid entry, or a valid entry by a valid one: neither needs a break.
@@ -221,7 +219,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         new: Descriptor,
         order: Order,
     ) -> Result<(), MapError> {
-        debug_assert!(!old.is_valid() || new.is_valid(), "a break is break_entry()'s");
+        debug_assert!(!old.is_valid() || new.is_valid(), "only break_entry() may break");
         M::replace(self.ops, slot.entry, old, new, order)
     }
 
@@ -232,7 +230,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     #[inline]
     pub(super) fn load_unlocked(&self, slot: &Slot) -> Result<Descriptor, MapError> {
         let entry = self.ops.load(slot.entry);
-        if entry.is_locked() { self.wait_for(slot) } else { Ok(entry) }
+        if entry.is_locked() { self.wait_for_unlock(slot) } else { Ok(entry) }
     }
 
     /// Waits, according to the policy, until a locked entry changes. Returns the new entry.
@@ -240,8 +238,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// # Errors
     /// [`MapError::Again`] if it stays locked.
     #[inline(never)]
-    pub(super) fn wait_for(&self, slot: &Slot) -> Result<Descriptor, MapError> {
-        for _ in 1..self.stage2.policy.locked_entry_turns {
+    pub(super) fn wait_for_unlock(&self, slot: &Slot) -> Result<Descriptor, MapError> {
+        for _ in 1..self.stage2.policy.locked_entry_reads {
             self.ops.pause();
             let entry = self.ops.load(slot.entry);
             if !entry.is_locked() {

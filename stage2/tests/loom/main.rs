@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two CPUs and every pair of operations on one small table, in every order that the memory model
+//! Every pair of operations of two CPUs on one small table, in every order that the memory model
 //! allows. `cargo test --release -p granule-stage2 --features loom --test loom`
 //!
-//! In every order: a concurrent walk finds the right memory or a fault, no entry stays locked or
-//! break-pending, counts are right, no table is lost or freed twice, and one CPU succeeds.
+//! In every order, a concurrent walk finds the expected memory or a fault, no entry remains locked
+//! or break-pending, reference counts are right, no table is lost or freed twice, and at least one
+//! CPU succeeds.
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod cpu;
 
-use cpu::{Cpu, Memory};
+use cpu::{LoomCpu, LoomMemory};
 use granule_stage2::{
     Access, Features, Ipa, MapError, MapRequest, Memcache, Operations, PhysAddr, Policy, Stage2,
     TableAddress,
     descriptor::{Attributes, EntryKind},
     epoch::EpochReclaim,
     geometry::{Geometry, Granule, Level},
-    operations::{Unlinked, Vmid},
-    pool::{TablePool, words},
+    operations::{UnlinkedTable, Vmid},
+    pool::{TablePool, zeroed_words},
 };
 use loom::sync::{
     Arc,
@@ -27,20 +28,20 @@ use loom::sync::{
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
 const MEMORY: u64 = 1 << 32;
-/// The offset of the memory that [`Op::Moved`] maps.
-const OTHER_MEMORY: u64 = 1 << 30;
+/// The offset of the memory that [`Op::MapOtherMemory`] maps.
+const MOVED_OFFSET: u64 = 1 << 30;
 const ROOT: u64 = 0x8000_0000;
 /// Tables below the four root tables: one for each CPU, one for the initial mapping.
 const TABLES: u64 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Op {
-    Read(u64),
-    Write(u64),
-    Execute(u64),
-    Block,
+    MapReadable(u64),
+    MapWritable(u64),
+    MapExecutable(u64),
+    MapBlock,
     /// Maps a block to other memory.
-    Moved,
+    MapOtherMemory,
     Relax(u64),
     Walk(u64),
     Unmap,
@@ -52,45 +53,52 @@ enum Op {
 
 #[derive(Debug, Clone, Copy)]
 enum InitialMapping {
-    Nothing,
+    Empty,
     Block,
     Pages,
 }
 
-const SHARED: [Op; 8] = [
-    Op::Read(0),
-    Op::Write(0),
-    Op::Write(1),
-    Op::Execute(0),
-    Op::Block,
-    Op::Moved,
+const SHARED_OPS: [Op; 8] = [
+    Op::MapReadable(0),
+    Op::MapWritable(0),
+    Op::MapWritable(1),
+    Op::MapExecutable(0),
+    Op::MapBlock,
+    Op::MapOtherMemory,
     Op::Relax(0),
     Op::Walk(0),
 ];
-const EXCLUSIVE: [Op; 5] = [Op::Unmap, Op::Protect, Op::Age, Op::Split, Op::Recover];
+const EXCLUSIVE_OPS: [Op; 5] = [Op::Unmap, Op::Protect, Op::Age, Op::Split, Op::Recover];
 
 fn request(op: Op) -> MapRequest {
     let all = Attributes { execute: true, ..Attributes::READ_WRITE };
     let (at, size, attributes) = match op {
-        Op::Block | Op::Moved => (0, BLOCK, Attributes::READ_WRITE),
-        Op::Read(page) => (page, PAGE, Attributes::READ),
-        Op::Execute(page) => (page, PAGE, all),
-        Op::Write(page) | Op::Relax(page) | Op::Walk(page) => (page, PAGE, Attributes::READ_WRITE),
+        Op::MapBlock | Op::MapOtherMemory => (0, BLOCK, Attributes::READ_WRITE),
+        Op::MapReadable(page) => (page, PAGE, Attributes::READ),
+        Op::MapExecutable(page) => (page, PAGE, all),
+        Op::MapWritable(page) | Op::Relax(page) | Op::Walk(page) => {
+            (page, PAGE, Attributes::READ_WRITE)
+        }
         _ => (0, BLOCK, Attributes::READ),
     };
-    let elsewhere = if op == Op::Moved { OTHER_MEMORY } else { 0 };
-    MapRequest::new(Ipa(at * PAGE), PhysAddr(MEMORY + elsewhere + at * PAGE), size, attributes)
+    let offset = if op == Op::MapOtherMemory { MOVED_OFFSET } else { 0 };
+    MapRequest::new(Ipa(at * PAGE), PhysAddr(MEMORY + offset + at * PAGE), size, attributes)
 }
 
-/// Performs an operation as a shared walker, or as the exclusive walker during other walks.
-fn act(table: &Stage2, exclusive: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Result<(), MapError> {
+/// Performs an operation in a shared walk, or in an exclusive walk during hardware walks.
+fn perform(
+    table: &Stage2,
+    exclusive: Option<&mut Stage2>,
+    cpu: &LoomCpu,
+    op: Op,
+) -> Result<(), MapError> {
     let mut memcache = Memcache::new();
     memcache.top_up(cpu, 1, 1);
     let r = request(op);
     let done = match (op, exclusive) {
         (Op::Walk(_), _) => {
             if let Ok(seen) = table.translate(cpu, r.ipa + 5, Access::Read) {
-                assert_eq!(seen.phys.0 & !OTHER_MEMORY, r.phys.0 + 5);
+                assert_eq!(seen.phys.0 & !MOVED_OFFSET, r.phys.0 + 5);
             }
             Ok(())
         }
@@ -110,30 +118,35 @@ fn act(table: &Stage2, exclusive: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Res
 fn table(policy: Policy, features: Features) -> Stage2 {
     let geometry = Geometry::new(Granule::K4, 32).unwrap();
     // Shared walkers cannot change a contiguous run.
-    let policy = Policy { contiguous: false, ..policy };
+    let policy = Policy { sets_contiguous: false, ..policy };
     Stage2::new(geometry, features, policy, Vmid(1), TableAddress(ROOT))
 }
 
-fn prepare(memory: &Arc<Memory>, policy: Policy, features: Features, before: InitialMapping) {
-    let cpu = Cpu::new(memory, 2);
+fn map_initial(
+    memory: &Arc<LoomMemory>,
+    policy: Policy,
+    features: Features,
+    before: InitialMapping,
+) {
+    let cpu = LoomCpu::new(memory, 2);
     let mut table = table(policy, features);
     let mut memcache = Memcache::new();
     memcache.top_up(&cpu, 1, 1);
     let block = MapRequest::new(Ipa(0), PhysAddr(MEMORY), BLOCK, Attributes::READ);
     match before {
-        InitialMapping::Nothing => {}
+        InitialMapping::Empty => {}
         InitialMapping::Block => table.map(&cpu, &mut memcache, &block).unwrap(),
         InitialMapping::Pages => {
-            let largest = PAGE;
-            let pages = MapRequest { largest, ..block };
+            let max_leaf_size = PAGE;
+            let pages = MapRequest { max_leaf_size, ..block };
             table.map(&cpu, &mut memcache, &pages).unwrap();
         }
     }
 }
 
 /// Checks the final entries and counts below a table. Returns the number of tables in use.
-fn check(
-    cpu: &Cpu,
+fn check_tables(
+    cpu: &LoomCpu,
     table: TableAddress,
     (level, ipa): (Level, u64),
     counts: bool,
@@ -148,9 +161,9 @@ fn check(
         match entry.kind(level) {
             EntryKind::Table(child) => {
                 let below = (Level::PAGE, at);
-                tables += check(cpu, child, below, counts, case);
+                tables += check_tables(cpu, child, below, counts, case);
             }
-            EntryKind::Leaf(phys) => assert_eq!(phys.0 & !OTHER_MEMORY, MEMORY + at, "{case}"),
+            EntryKind::Leaf(phys) => assert_eq!(phys.0 & !MOVED_OFFSET, MEMORY + at, "{case}"),
             EntryKind::Invalid | EntryKind::Locked => {}
         }
     }
@@ -160,49 +173,46 @@ fn check(
 }
 
 /// Explores all orders of two operations. Returns their number.
-fn pair(policy: Policy, features: Features, before: InitialMapping, ops: [Op; 2]) -> u64 {
+fn explore_pair(policy: Policy, features: Features, before: InitialMapping, ops: [Op; 2]) -> u64 {
     let case = format!("{before:?}, {ops:?}, {features:?}");
-    // A missing leaf cannot be relaxed, and 6.12 does not relax an existing leaf in a map.
-    let must_succeed = matches!(before, InitialMapping::Nothing)
-        && !ops.iter().all(|op| matches!(op, Op::Relax(_)));
+    // Both CPUs may fail if they relax a missing leaf, or if a leaf exists that a map does not
+    // relax.
+    let must_succeed =
+        matches!(before, InitialMapping::Empty) && !ops.iter().all(|op| matches!(op, Op::Relax(_)));
     let orders = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let counted = std::sync::Arc::clone(&orders);
     let mut model = loom::model::Builder::new();
     model.max_branches = 50_000;
     model.check(move || {
         counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let memory = Arc::new(Memory::new());
-        prepare(&memory, policy, features, before);
+        let memory = Arc::new(LoomMemory::new());
+        map_initial(&memory, policy, features, before);
         let thread = {
             let memory = Arc::clone(&memory);
             loom::thread::spawn(move || {
-                let cpu = Cpu::new(&memory, 1);
-                let done = act(&table(policy, features), None, &cpu, ops[1]);
-                (done, cpu.own.into_inner(), cpu.deferred.into_inner())
+                let cpu = LoomCpu::new(&memory, 1);
+                let done = perform(&table(policy, features), None, &cpu, ops[1]);
+                (done, cpu.own_tables.into_inner(), cpu.deferred_tables.into_inner())
             })
         };
-        let cpu = Cpu::new(&memory, 0);
+        let cpu = LoomCpu::new(&memory, 0);
         let mut exclusive = table(policy, features);
-        let first = act(&table(policy, features), Some(&mut exclusive), &cpu, ops[0]);
+        let first = perform(&table(policy, features), Some(&mut exclusive), &cpu, ops[0]);
         let (second, own, deferred) = thread.join().unwrap();
-        let all = [cpu.own.take(), own].concat();
-        let waiting: Vec<_> = [cpu.deferred.take(), deferred].concat();
+        let all = [cpu.own_tables.take(), own].concat();
+        let waiting: Vec<_> = [cpu.deferred_tables.take(), deferred].concat();
         assert!(first.is_ok() || second.is_ok() || !must_succeed, "{case}: no CPU succeeds");
         for unlinked in &waiting {
             exclusive.free_unlinked(&cpu, *unlinked);
         }
-        let mut free = [all, cpu.own.take()].concat();
+        let mut free = [all, cpu.own_tables.take()].concat();
         free.sort();
         let count = free.len();
         free.dedup();
         assert_eq!(free.len(), count, "{case}: a table is free twice");
-        let used = check(
-            &cpu,
-            TableAddress(ROOT),
-            (Level::new(2).unwrap(), 0),
-            policy.count_references,
-            &case,
-        ) - 1;
+        let root = (Level::new(2).unwrap(), 0);
+        let counts = policy.counts_references;
+        let used = check_tables(&cpu, TableAddress(ROOT), root, counts, &case) - 1;
         let spare = u64::from(!matches!(before, InitialMapping::Pages));
         let lost = TABLES - spare - used - count as u64;
         assert_eq!(lost, 0, "{case}: {used} used, {count} free");
@@ -210,22 +220,22 @@ fn pair(policy: Policy, features: Features, before: InitialMapping, ops: [Op; 2]
     orders.load(std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Policy without waits for locked entries: a wait would only repeat operations tested here.
-const GRANULE: Policy = Policy { locked_entry_turns: 0, ..Policy::GRANULE };
+/// `granule` without waits for locked entries, which only repeat a load.
+const GRANULE: Policy = Policy { locked_entry_reads: 0, ..Policy::GRANULE };
 
-fn all_pairs(policy: Policy, bbm: u8) {
+fn explore_all_pairs(policy: Policy, bbm: u8) {
     let features = Features { bbm, ..Features::default() };
     let (mut pairs, mut orders) = (0, 0);
-    for before in [InitialMapping::Nothing, InitialMapping::Block, InitialMapping::Pages] {
-        for (index, first) in SHARED.into_iter().enumerate() {
-            for second in SHARED.into_iter().skip(index) {
+    for before in [InitialMapping::Empty, InitialMapping::Block, InitialMapping::Pages] {
+        for (index, first) in SHARED_OPS.into_iter().enumerate() {
+            for second in SHARED_OPS.into_iter().skip(index) {
                 pairs += 1;
-                orders += pair(policy, features, before, [first, second]);
+                orders += explore_pair(policy, features, before, [first, second]);
             }
         }
-        for first in EXCLUSIVE {
+        for first in EXCLUSIVE_OPS {
             pairs += 1;
-            orders += pair(policy, features, before, [first, Op::Walk(0)]);
+            orders += explore_pair(policy, features, before, [first, Op::Walk(0)]);
         }
     }
     println!("{pairs} pairs, {orders} orders");
@@ -233,22 +243,22 @@ fn all_pairs(policy: Policy, bbm: u8) {
 
 #[test]
 fn every_pair_leaves_a_consistent_table_under_granule() {
-    all_pairs(GRANULE, 0);
+    explore_all_pairs(GRANULE, 0);
 }
 
 #[test]
 fn every_pair_leaves_a_consistent_table_under_granule_with_bbm_1() {
-    all_pairs(GRANULE, 1);
+    explore_all_pairs(GRANULE, 1);
 }
 
 #[test]
 fn every_pair_leaves_a_consistent_table_under_granule_with_bbm_3() {
-    all_pairs(GRANULE, 3);
+    explore_all_pairs(GRANULE, 3);
 }
 
 #[test]
 fn every_pair_leaves_a_consistent_table_under_linux_6_12() {
-    all_pairs(Policy::LINUX_6_12, 0);
+    explore_all_pairs(Policy::LINUX_6_12, 0);
 }
 
 #[test]
@@ -259,8 +269,8 @@ fn a_pool_allocates_no_table_twice() {
         let geometry = Geometry::new(Granule::K4, 32).unwrap();
         // Four root tables, and the free tables.
         const FREE: usize = 4;
-        let tables = words((4 + FREE) * 512);
-        let pool = TablePool::new(PhysAddr(ROOT), &geometry, tables, words(2 * (4 + FREE)));
+        let tables = zeroed_words((4 + FREE) * 512);
+        let pool = TablePool::new(PhysAddr(ROOT), &geometry, tables, zeroed_words(2 * (4 + FREE)));
         let pool = Arc::new(pool.unwrap());
         let other = {
             let pool = Arc::clone(&pool);
@@ -274,7 +284,7 @@ fn a_pool_allocates_no_table_twice() {
         let first = pool.allocate();
         let second = other.join().unwrap();
         assert!(first.is_some() && second.is_some() && first != second, "{first:?} {second:?}");
-        assert_eq!(pool.available(), FREE - 2);
+        assert_eq!(pool.free_tables(), FREE - 2);
     });
 }
 
@@ -288,16 +298,16 @@ fn a_table_outlives_every_walk_below_it() {
             let (reclaim, link, freed) =
                 (Arc::clone(&reclaim), Arc::clone(&link), Arc::clone(&freed));
             loom::thread::spawn(move || {
-                reclaim.begin(1);
+                reclaim.begin_walk(1);
                 if link.load(Ordering::Acquire) == 1 {
                     assert_eq!(freed.load(Ordering::Acquire), 0, "freed below a walker");
                 }
-                reclaim.end(1);
+                reclaim.end_walk(1);
             })
         };
         link.store(0, Ordering::Release);
-        reclaim.defer(Unlinked { table: TableAddress(ROOT), level: Level::PAGE });
-        if reclaim.take().is_some() {
+        reclaim.defer_free(UnlinkedTable { table: TableAddress(ROOT), level: Level::PAGE });
+        if reclaim.take_unreachable_table().is_some() {
             freed.store(1, Ordering::Release);
         }
         walker.join().unwrap();

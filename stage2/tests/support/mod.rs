@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Test support: pools of tables, CPUs that change tables, sets of CPU features, seeded generators.
-//! The virtual machine of the random tests is in [`test_vm`].
-#![allow(dead_code, reason = "each test uses a part")]
+//! Test support: pools of tables, operations of one CPU, CPU features, seeded generators. The
+//! virtual machine of the random tests is in [`test_vm`].
+#![allow(dead_code, reason = "each test uses some of the items")]
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 pub mod script;
@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use granule_stage2::{
     Features, Memcache, NoMaintenance, Operations, PhysAddr, Policy, Stage2,
-    check::{Call, Hook, Hooked, Reply, Setup},
+    check::{Call, Hook, HookedOperations, Reply, Setup},
     epoch::EpochReclaim,
     geometry::{Geometry, Granule},
     operations::Vmid,
-    pool::{TablePool, words},
+    pool::{TablePool, zeroed_words},
 };
 use rand_core::{Rng, SeedableRng};
 use rand_xoshiro::SplitMix64;
@@ -29,43 +29,43 @@ pub const VMID: Vmid = Vmid(7);
 pub type Pool = TablePool<Box<[AtomicU64]>>;
 
 /// Operations of one CPU on a pool; barriers, TLBIs and CMOs have no effect.
-pub type Cpu<'a> = Hooked<NoMaintenance<'a, Box<[AtomicU64]>>, CpuState<'a>>;
+pub type PoolOps<'a> = HookedOperations<NoMaintenance<'a, Box<[AtomicU64]>>, CpuHook<'a>>;
 
 /// State of one CPU: shared walks, deferred frees and the VMID.
 #[derive(Debug)]
-pub struct CpuState<'a> {
+pub struct CpuHook<'a> {
     reclaim: &'a EpochReclaim,
     index: usize,
     vmid: AtomicU16,
 }
 
-impl<O: Operations> Hook<O> for CpuState<'_> {
+impl<O: Operations> Hook<O> for CpuHook<'_> {
     fn call(&self, inner: &O, call: Call) -> Reply {
         match call {
-            Call::Defer(unlinked) => self.reclaim.defer(unlinked),
-            Call::BeginWalk => self.reclaim.begin(self.index),
-            Call::EndWalk => self.reclaim.end(self.index),
+            Call::DeferFree(unlinked) => self.reclaim.defer_free(unlinked),
+            Call::BeginWalk => self.reclaim.begin_walk(self.index),
+            Call::EndWalk => self.reclaim.end_walk(self.index),
             Call::SwitchVmid(Vmid(vmid)) => {
                 return Reply::Vmid(Vmid(self.vmid.swap(vmid, Ordering::Relaxed)));
             }
             Call::Pause => std::thread::yield_now(),
             _ => return call.run(inner),
         }
-        Reply::Done
+        Reply::NoValue
     }
 }
 
-pub fn cpu<'a>(pool: &'a Pool, reclaim: &'a EpochReclaim, index: u8) -> Cpu<'a> {
-    Hooked {
+pub fn pool_ops<'a>(pool: &'a Pool, reclaim: &'a EpochReclaim, index: u8) -> PoolOps<'a> {
+    HookedOperations {
         inner: NoMaintenance(pool),
-        hook: CpuState { reclaim, index: index.into(), vmid: AtomicU16::new(0) },
+        hook: CpuHook { reclaim, index: index.into(), vmid: AtomicU16::new(0) },
     }
 }
 
 /// Returns a pool of `tables` tables, including the root tables.
 pub fn pool(geometry: &Geometry, tables: usize) -> Pool {
     let entries = usize::try_from(geometry.granule().entries()).unwrap();
-    Pool::new(TABLES, geometry, words(tables * entries), words(2 * tables)).unwrap()
+    Pool::new(TABLES, geometry, zeroed_words(tables * entries), zeroed_words(2 * tables)).unwrap()
 }
 
 pub fn stage2(geometry: Geometry, features: Features, policy: Policy, pool: &Pool) -> Stage2 {
@@ -92,7 +92,6 @@ pub fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2,
     fixture_with(geometry, ALL_FEATURES, Policy::GRANULE, tables)
 }
 
-/// Returns the checker configuration for a table in a pool.
 pub fn setup(geometry: Geometry, features: Features, pool: &Pool, cpus: u8) -> Setup {
     Setup { geometry, features, vmid: VMID, root: pool.root(), cpus }
 }
@@ -106,10 +105,10 @@ pub fn features() -> [Features; 3] {
     [Features::default(), some, ALL_FEATURES]
 }
 
-pub fn generator(seed: u64) -> SplitMix64 {
+pub fn seeded_generator(seed: u64) -> SplitMix64 {
     SplitMix64::seed_from_u64(seed)
 }
 
-pub fn below(random: &mut SplitMix64, end: u64) -> u64 {
+pub fn random_below(random: &mut SplitMix64, end: u64) -> u64 {
     random.next_u64() % end
 }

@@ -17,7 +17,6 @@
 
 use granule_stage2::check::{Checker, Trace};
 
-/// Words for values.
 const VALUES: &[(&str, u64)] = &[
     ("ROOT", 0x8000_0000),
     ("T2", 0x8000_4000),
@@ -32,8 +31,8 @@ const VALUES: &[(&str, u64)] = &[
     ("PHYS", 0x1_0000_0000),
 ];
 
-/// Values with a numeric suffix: the first value, and the difference between values.
-const SERIES: &[(&str, u64, u64)] = &[
+/// Values with a numeric suffix: name, value of suffix 0, step.
+const INDEXED_VALUES: &[(&str, u64, u64)] = &[
     ("ENTRY", 0x8000_5000, 8),
     ("PAGE", 0x0040_0001_0000_07ff, 0x1000),
     ("RPAGE", 0x0040_0001_0000_077f, 0x1000),
@@ -56,7 +55,7 @@ const EVENTS: &[(&str, &str)] = &[
     ("BREAK_RUN", "0..16 * store ENTRY# HINTED# 0 plain"),
     ("UNLINK_T3", "store T2 LINK3 0 plain; ref T2 -1"),
     ("PROTECT0", "lock exclusive; store ENTRY0 PAGE0 RPAGE0 plain; FLUSH; unlock"),
-    // CPUs 0 and 1 each make the page that they have broken.
+    // CPUs 0 and 1 each make the entry that they have broken.
     (
         "MAKE_BOTH",
         "LEAVE; store ENTRY0 LOCKED RPAGE0 release; unlock; 1 LEAVE; \
@@ -119,7 +118,7 @@ fn expand(script: &str, cpu: &str, out: &mut String) {
 
 fn value(word: &str) -> String {
     let named = VALUES.iter().find(|(name, _)| *name == word);
-    let numbered = SERIES.iter().find_map(|(name, first, step)| {
+    let numbered = INDEXED_VALUES.iter().find_map(|(name, first, step)| {
         let number: u64 = word.strip_prefix(name)?.parse().ok()?;
         Some(first + number * step)
     });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A virtual machine for tests: one stage-2 table, and memory in 2M blocks that the host adds,
-//! writes and reuses. Its vCPUs access memory and take faults, and their threads change the table
-//! as the host does. Every step is recorded to a sink.
+//! writes and reuses. The vCPUs access memory and take faults. Their threads also change the table
+//! as a host does. A sink receives every step.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,35 +17,33 @@ use granule_stage2::{
     check::{Action, Recorder, Setup, Sink},
     descriptor::Attributes,
     epoch::EpochReclaim,
-    fault::{FaultError, Host, Mmu, Page, Resolution},
+    fault::{FaultError, HostMemory, HostPage, Mmu, Resolution},
     geometry::{Geometry, Granule},
     operations::Note,
 };
 use parking_lot::{RawRwLock, RwLock, RwLockWriteGuard};
 use rand_xoshiro::SplitMix64;
 
-use super::{BLOCK, Cpu, MEMORY, PAGE, Pool, below, cpu, pool, setup, stage2};
+use super::{BLOCK, MEMORY, PAGE, Pool, PoolOps, pool, pool_ops, random_below, setup, stage2};
 
-/// Number of faults of one access after which the walkers are assumed to be in a livelock.
+/// Maximum number of faults of one access; more indicate a livelock.
 const MAX_FAULTS: u32 = 1_000_000;
 
-/// Host state: the memory of the guest and the dirty bitmap.
 #[derive(Debug, Default)]
 pub struct HostState {
-    /// 2M blocks by number; true if the block is contiguous in host memory.
+    /// Flags of the 2M blocks by number; a set flag marks contiguous host memory.
     pub blocks: BTreeMap<u64, bool>,
-    pub logging: bool,
+    pub is_logging: bool,
     pub dirty: BTreeSet<u64>,
 }
 
-/// Guest and host.
 #[derive(Debug)]
 pub struct TestVm {
     pub pool: Pool,
     pub reclaim: EpochReclaim,
     pub mmu: Mmu<RawRwLock>,
     pub setup: Setup,
-    pub blocks: u64,
+    pub block_count: u64,
     pub sequence: AtomicU64,
     host: RwLock<HostState>,
 }
@@ -53,12 +51,12 @@ pub struct TestVm {
 impl TestVm {
     pub fn new(policy: Policy, features: Features, cpus: u8, blocks: u64) -> Self {
         let geometry = Geometry::new(Granule::K4, 40).unwrap();
-        let pool = pool(&geometry, tables(cpus, blocks));
+        let pool = pool(&geometry, table_count(cpus, blocks));
         Self {
             reclaim: EpochReclaim::new(cpus.into()),
             mmu: Mmu::new(stage2(geometry, features, policy, &pool)),
             setup: setup(geometry, features, &pool, cpus),
-            blocks,
+            block_count: blocks,
             sequence: AtomicU64::new(0),
             host: RwLock::new(HostState::default()),
             pool,
@@ -70,78 +68,78 @@ impl TestVm {
     }
 
     pub fn size(&self) -> u64 {
-        self.blocks * BLOCK
+        self.block_count * BLOCK
     }
 
-    /// Panics unless all tables except the two root tables are back in the pool.
+    /// Panics unless all tables except the two root tables are free.
     pub fn assert_no_table_lost(&self, name: &str) {
-        let tables = tables(self.setup.cpus, self.blocks);
-        assert_eq!(self.pool.available(), tables - 2, "{name}: tables are lost");
+        let tables = table_count(self.setup.cpus, self.block_count);
+        assert_eq!(self.pool.free_tables(), tables - 2, "{name}: tables are lost");
     }
 }
 
-/// Returns a number of tables sufficient for all memcaches and for twice the guest's blocks.
-fn tables(cpus: u8, blocks: u64) -> usize {
+/// Returns the pool size: enough for all memcaches and four tables for each block.
+fn table_count(cpus: u8, blocks: u64) -> usize {
     64 + 64 * usize::from(cpus) + 4 * usize::try_from(blocks).unwrap()
 }
 
 /// Returns whether a block consists of scattered host pages, as every fourth block does.
-pub const fn is_small(block: u64) -> bool {
+pub const fn is_scattered(block: u64) -> bool {
     block % 4 == 3
 }
 
-pub fn phys_of(ipa: Ipa) -> PhysAddr {
+pub fn host_address(ipa: Ipa) -> PhysAddr {
     MEMORY + ipa.0
 }
 
-/// The host that handles a fault on one CPU. Records its actions.
-pub struct VmHost<'a, S> {
+/// The host side of a fault on one CPU. Records its actions.
+pub struct TestHost<'a, S> {
     pub vm: &'a TestVm,
-    pub recorder: &'a Recorder<'a, Cpu<'a>, S>,
+    pub recorder: &'a Recorder<'a, PoolOps<'a>, S>,
 }
 
-impl<S: Sink> Host for VmHost<'_, S> {
-    fn page(&self, ipa: Ipa, _: Access) -> Option<Page> {
+impl<S: Sink> HostMemory for TestHost<'_, S> {
+    fn look_up_page(&self, ipa: Ipa, _: Access) -> Option<HostPage> {
         let block = ipa.0 / BLOCK;
-        if block >= self.vm.blocks {
+        if block >= self.vm.block_count {
             return None;
         }
         self.vm.host().blocks.entry(block).or_insert_with(|| {
             let ipa = Ipa(block * BLOCK);
             self.recorder.record(Action::AddMemory {
                 ipa,
-                phys: phys_of(ipa),
+                phys: host_address(ipa),
                 size: BLOCK,
-                device: false,
+                is_device: false,
             });
-            !is_small(block)
+            !is_scattered(block)
         });
-        let size = if is_small(block) { PAGE } else { BLOCK };
+        let size = if is_scattered(block) { PAGE } else { BLOCK };
         let ipa = ipa.align_down(size);
-        Some(Page { ipa, phys: phys_of(ipa), size, writable: true })
+        Some(HostPage { ipa, phys: host_address(ipa), size, is_writable: true })
     }
 
-    fn logging(&self, _: Ipa) -> bool {
-        self.vm.host().logging
+    fn is_logging(&self, _: Ipa) -> bool {
+        self.vm.host().is_logging
     }
 
-    fn sequence(&self) -> u64 {
+    fn invalidation_sequence(&self) -> u64 {
         self.vm.sequence.load(Ordering::SeqCst)
     }
 
     fn mark_dirty(&self, ipa: Ipa, size: u64) {
         let mut host = self.vm.host();
-        if host.logging {
+        if host.is_logging {
             host.dirty.extend((ipa.0..ipa.0 + size).step_by(4096));
         }
     }
 }
 
 /// A vCPU and the host thread that runs it; `O` may change the operations.
-pub struct Vcpu<'a, O, S> {
+pub struct TestVcpu<'a, O, S> {
     pub vm: &'a TestVm,
     pub ops: O,
-    pub recorder: Recorder<'a, Cpu<'a>, S>,
+    pub recorder: Recorder<'a, PoolOps<'a>, S>,
     pub memcache: Memcache,
 }
 
@@ -151,27 +149,27 @@ impl TestVm {
         &'a self,
         index: u8,
         sink: &'a Mutex<S>,
-    ) -> Vcpu<'a, Recorder<'a, Cpu<'a>, S>, S> {
+    ) -> TestVcpu<'a, Recorder<'a, PoolOps<'a>, S>, S> {
         self.vcpu_with(index, sink, |recorder| recorder)
     }
 
-    /// Returns a vCPU whose operations `wrap` has wrapped.
     pub fn vcpu_with<'a, O: Operations, S: Sink>(
         &'a self,
         index: u8,
         sink: &'a Mutex<S>,
-        wrap: impl FnOnce(Recorder<'a, Cpu<'a>, S>) -> O,
-    ) -> Vcpu<'a, O, S> {
-        let recorder = || Recorder::new(cpu(&self.pool, &self.reclaim, index), index, sink);
-        Vcpu { vm: self, ops: wrap(recorder()), recorder: recorder(), memcache: Memcache::new() }
+        wrap: impl FnOnce(Recorder<'a, PoolOps<'a>, S>) -> O,
+    ) -> TestVcpu<'a, O, S> {
+        let recorder = || Recorder::new(pool_ops(&self.pool, &self.reclaim, index), index, sink);
+        let memcache = Memcache::new();
+        TestVcpu { vm: self, ops: wrap(recorder()), recorder: recorder(), memcache }
     }
 }
 
-impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
+impl<'a, O: Operations, S: Sink> TestVcpu<'a, O, S> {
     /// Accesses an address until the access succeeds. Returns the number of faults.
     pub fn touch(&mut self, ipa: u64, access: Access) -> Result<u32, FaultError> {
         let ipa = Ipa(ipa);
-        let host = VmHost { vm: self.vm, recorder: &self.recorder };
+        let host = TestHost { vm: self.vm, recorder: &self.recorder };
         for faults in 0..MAX_FAULTS {
             let translated = self.vm.mmu.walker().translate(&self.ops, ipa, access);
             let Err(fault) = translated else { return Ok(faults) };
@@ -181,8 +179,8 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
                 self.recorder.record(Action::Resume { ipa, access, status, level });
             } else {
                 self.ops.pause();
-                // On a busy machine, the walker that holds the entry may be preempted, and threads
-                // that only yield may be scheduled before it for a long time.
+                // On a busy machine, the walker that has locked the entry may be preempted while
+                // threads that only yield run.
                 if faults % 64 == 63 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -198,29 +196,29 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
 
     pub fn set_logging(&self, on: bool) {
         let size = self.vm.size();
-        self.vm.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.with_exclusive(&self.ops, |table| {
             // A lookup that reads the new sequence also reads the new setting.
             let mut host = self.vm.host();
             self.invalidate_lookups();
-            host.logging = on;
+            host.is_logging = on;
             host.dirty.clear();
             if on {
                 table.write_protect(&self.ops, Ipa(0), size).unwrap();
-            } else if table.policy().recover_blocks {
+            } else if table.policy().recovers_blocks {
                 for (block, _) in host.blocks.iter().filter(|(_, contiguous)| **contiguous) {
                     let ipa = Ipa(block * BLOCK);
                     table.recover_blocks(&self.ops, ipa, BLOCK, BLOCK).unwrap();
                 }
             }
-            self.recorder.record(Action::Logging { ipa: Ipa(0), size, on });
+            self.recorder.record(Action::SetLogging { ipa: Ipa(0), size, is_enabled: on });
         });
     }
 
     pub fn read_log(&self) -> BTreeSet<u64> {
         let size = self.vm.size();
-        self.vm.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.with_exclusive(&self.ops, |table| {
             let mut host = self.vm.host();
-            if host.logging {
+            if host.is_logging {
                 table.write_protect(&self.ops, Ipa(0), size).unwrap();
                 self.recorder.record(Action::ReadLog { ipa: Ipa(0), size });
             }
@@ -229,15 +227,15 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     }
 
     fn invalidate_lookups(&self) {
-        // The note comes first: a lookup between the two is then invalid for the engine and valid
-        // for the checker. In the other order, the checker would reject a valid lookup.
-        self.ops.note(Note::Sequence);
+        // The note comes first: a lookup between the two is then invalid only for the engine. In
+        // the other order, the checker would reject a valid lookup.
+        self.ops.note(Note::InvalidationSequence);
         self.vm.sequence.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Unmaps a block whose memory the host reuses.
     pub fn remove_memory(&self, block: u64) {
-        self.vm.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.with_exclusive(&self.ops, |table| {
             self.invalidate_lookups();
             let mut host = self.vm.host();
             let (ipa, size) = (Ipa(block * BLOCK), BLOCK);
@@ -249,9 +247,9 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
         });
     }
 
-    /// Unmaps a range; its memory still belongs to the guest.
+    /// Unmaps a range, whose memory remains in the guest.
     pub fn unmap(&self, ipa: u64, size: u64) {
-        self.vm.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.with_exclusive(&self.ops, |table| {
             self.invalidate_lookups();
             table.unmap(&self.ops, Ipa(ipa), size).unwrap();
             self.invalidate_lookups();
@@ -259,7 +257,7 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     }
 
     pub fn age(&self, ipa: u64, size: u64) {
-        self.vm.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.with_exclusive(&self.ops, |table| {
             table.age(&self.ops, Ipa(ipa), size).unwrap();
         });
     }
@@ -267,28 +265,27 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     pub fn split(&mut self, block: u64) {
         self.memcache.top_up(&self.ops, 8, 8);
         let memcache = &mut self.memcache;
-        self.vm.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.with_exclusive(&self.ops, |table| {
             table.split(&self.ops, memcache, Ipa(block * BLOCK), BLOCK).unwrap();
         });
     }
 
-    /// Maps a block with pages, exclusively and before the guest accesses it, for policies that set
-    /// the Contiguous bit.
+    /// Maps the pages of a block in an exclusive walk if the policy sets the Contiguous bit.
     pub fn populate(&mut self, block: u64) {
         self.memcache.top_up(&self.ops, 8, 8);
         let (ops, memcache) = (&self.ops, &mut self.memcache);
-        let host = VmHost { vm: self.vm, recorder: &self.recorder };
-        self.vm.mmu.exclusive(ops, |table| {
-            if !table.policy().contiguous {
+        let host = TestHost { vm: self.vm, recorder: &self.recorder };
+        self.vm.mmu.with_exclusive(ops, |table| {
+            if !table.policy().sets_contiguous {
                 return;
             }
             let ipa = Ipa(block * BLOCK);
-            host.page(ipa, Access::Read).unwrap();
-            let write = !host.logging(ipa);
+            host.look_up_page(ipa, Access::Read).unwrap();
+            let write = !host.is_logging(ipa);
             let attributes = Attributes { write, ..Attributes::READ };
             let request = MapRequest {
-                largest: PAGE,
-                ..MapRequest::new(ipa, phys_of(ipa), BLOCK, attributes)
+                max_leaf_size: PAGE,
+                ..MapRequest::new(ipa, host_address(ipa), BLOCK, attributes)
             };
             let done = table.map(ops, memcache, &request);
             assert!(matches!(done, Ok(()) | Err(MapError::Again)), "{done:?}");
@@ -298,12 +295,12 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
         });
     }
 
-    /// Writes through the host's own mapping. The lock excludes fault handling: a write during a
-    /// fault would be a race within the host.
+    /// Writes as the host. The lock excludes faults, during which a write would be a race in the
+    /// host.
     pub fn host_write(&self, ipa: u64, size: u64) {
-        self.vm.mmu.exclusive(&self.ops, |_| {
+        self.vm.mmu.with_exclusive(&self.ops, |_| {
             if self.vm.host().blocks.contains_key(&(ipa / BLOCK)) {
-                let phys = phys_of(Ipa(ipa));
+                let phys = host_address(Ipa(ipa));
                 self.recorder.record(Action::HostWrite { phys, size });
             }
         });
@@ -312,7 +309,7 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     /// Unmaps everything and frees all tables.
     pub fn finish(&mut self) {
         self.drain();
-        self.vm.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.with_exclusive(&self.ops, |table| {
             self.invalidate_lookups();
             table.clear(&self.ops);
         });
@@ -320,9 +317,9 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     }
 
     pub fn random_step(&mut self, random: &mut SplitMix64) {
-        let block = below(random, self.vm.blocks);
-        let ipa = block * BLOCK + below(random, 512) * PAGE;
-        match below(random, 100) {
+        let block = random_below(random, self.vm.block_count);
+        let ipa = block * BLOCK + random_below(random, 512) * PAGE;
+        match random_below(random, 100) {
             0..=39 => drop(self.touch(ipa, Access::Read).unwrap()),
             40..=74 => drop(self.touch(ipa, Access::Write).unwrap()),
             75..=84 => drop(self.touch(ipa, Access::Fetch).unwrap()),

@@ -12,16 +12,19 @@ use std::{
 
 use arbitrary::{Result, Unstructured};
 use granule_types::units::GuestAddress;
-use granule_vmm::devices::{
-    BootTimer, Bus, MmioDevice, Pl011, Rtc, Serial,
-    serial::SerialPort as _,
-    virtio::{
-        Transport, VirtioDevice,
-        balloon::Balloon,
-        block::{Block, Disk},
-        console::Console,
-        net::{Net, Tap, mac_for},
-        rng::Rng,
+use granule_vmm::{
+    arch::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICES},
+    devices::{
+        BootTimer, Bus, MmioDevice, Pl011, REGISTER_RANGE_SIZE, Rtc, Serial,
+        serial::SerialPort as _,
+        virtio::{
+            Transport, VirtioDevice,
+            balloon::Balloon,
+            block::{Block, Disk},
+            console::Console,
+            net::{Net, Tap, mac_from_tap_name},
+            rng::Rng,
+        },
     },
 };
 use parking_lot::Mutex;
@@ -29,11 +32,6 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::guest::{self, event};
 
-const PLATFORM: u64 = 0x900_0000;
-const PLATFORM_STEP: u64 = 0x1_0000;
-/// Address of the first virtio device.
-const VIRTIO: u64 = 0xa00_0000;
-const VIRTIO_STEP: u64 = 0x1000;
 pub const DISK_SIZE: usize = 1 << 16;
 
 pub fn run(data: &[u8]) {
@@ -45,8 +43,16 @@ fn access_registers(bus: &Bus, serial: &Mutex<Serial>, u: &mut Unstructured<'_>)
     while !u.is_empty() {
         let address = match u.int_in_range(0..=7u8)? {
             0 => u.arbitrary()?,
-            1 | 2 => PLATFORM + u.int_in_range(0..=3)? * PLATFORM_STEP + offset(u)?,
-            _ => VIRTIO + u.int_in_range(0..=4)? * VIRTIO_STEP + offset(u)?,
+            1 | 2 => {
+                PLATFORM_DEVICES.start.0
+                    + u.int_in_range(0..=3)? * PLATFORM_DEVICE_STEP
+                    + register_offset(u)?
+            }
+            _ => {
+                VIRTIO_DEVICES.start.0
+                    + u.int_in_range(0..=4)? * REGISTER_RANGE_SIZE
+                    + register_offset(u)?
+            }
         };
         let address = GuestAddress(address);
         let length = match u.int_in_range(0..=7u8)? {
@@ -76,8 +82,8 @@ fn access_registers(bus: &Bus, serial: &Mutex<Serial>, u: &mut Unstructured<'_>)
     Ok(())
 }
 
-/// Returns the offset of a register; most existing registers are among the first.
-fn offset(u: &mut Unstructured<'_>) -> Result<u64> {
+/// Returns a register offset. Most registers have low offsets.
+fn register_offset(u: &mut Unstructured<'_>) -> Result<u64> {
     Ok(match u.int_in_range(0..=7u8)? {
         0 => u64::from(u.arbitrary::<u16>()?),
         1 => 0x70,
@@ -87,12 +93,12 @@ fn offset(u: &mut Unstructured<'_>) -> Result<u64> {
 }
 
 /// Returns a bus with one device of each type that `granule run` emulates, its serial port, and the
-/// host's end of its network card. A vsock is absent, because the host's kernel serves its queues.
+/// host's end of its tap. A vsock is absent, because the host's kernel serves its queues.
 fn device_bus() -> (Bus, Arc<Mutex<Serial>>, UnixDatagram) {
     let mut bus = Bus::default();
     let serial = Serial::new(event(), Box::new(sink())).expect("an event");
     let serial = Arc::new(Mutex::new(serial));
-    let address = |index| GuestAddress(PLATFORM + index * PLATFORM_STEP);
+    let address = |index| GuestAddress(PLATFORM_DEVICES.start.0 + index * PLATFORM_DEVICE_STEP);
     let pl011 = Pl011::new(event(), Box::new(sink())).expect("an event");
     let timer = BootTimer::new(Box::new(|_| {}));
     let platform: [(_, Arc<Mutex<dyn MmioDevice>>); 4] = [
@@ -104,19 +110,19 @@ fn device_bus() -> (Bus, Arc<Mutex<Serial>>, UnixDatagram) {
     for (info, device) in platform {
         bus.add(info, device).expect("a free address");
     }
-    let memory = guest::memory();
-    let (tap, packets) = tap();
-    let (disk, _) = disk(false, &[0; DISK_SIZE]);
+    let memory = guest::zeroed_memory();
+    let (tap, packets) = socket_tap();
+    let (disk, _) = memory_disk(false, &[0; DISK_SIZE]);
     let virtio: [(_, Box<dyn VirtioDevice>); 5] = [
         ("disk0", Box::new(Block::new(disk, "disk0"))),
-        ("net0", Box::new(Net::new(tap, mac_for("tap")))),
+        ("net0", Box::new(Net::new(tap, mac_from_tap_name("tap")))),
         ("entropy", Box::new(Rng)),
         ("balloon", Box::new(Balloon::default())),
         ("console", Box::new(Console::new(None, Box::new(sink()), None))),
     ];
     for (index, (name, device)) in (0u32..).zip(virtio) {
         let transport = Transport::new(name, device, Arc::clone(&memory), event()).expect("events");
-        let start = GuestAddress(VIRTIO + u64::from(index) * VIRTIO_STEP);
+        let start = GuestAddress(VIRTIO_DEVICES.start.0 + u64::from(index) * REGISTER_RANGE_SIZE);
         let info = transport.describe(start, 4 + index);
         bus.add(info, Arc::new(Mutex::new(transport))).expect("a free address");
     }
@@ -124,16 +130,16 @@ fn device_bus() -> (Bus, Arc<Mutex<Serial>>, UnixDatagram) {
 }
 
 /// Returns a disk in memory with these contents, and its file.
-pub fn disk(read_only: bool, contents: &[u8]) -> (Disk, File) {
+pub fn memory_disk(is_read_only: bool, contents: &[u8]) -> (Disk, File) {
     let file = memfd_create(c"disk", MemfdFlags::CLOEXEC).expect("a memory file");
     let mut file = File::from(file);
     file.write_all(contents).expect("memory");
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    (Disk::open(&path, read_only).expect("a disk"), file)
+    (Disk::open(&path, is_read_only).expect("a disk"), file)
 }
 
 /// Returns a socket in place of a tap, and its peer on the host.
-pub fn tap() -> (Tap, UnixDatagram) {
+pub fn socket_tap() -> (Tap, UnixDatagram) {
     let (tap, host) = UnixDatagram::pair().expect("a socket");
     tap.set_nonblocking(true).expect("a socket");
     (Tap::from_fd(tap.into(), "tap"), host)

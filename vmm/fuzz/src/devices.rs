@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Targets of the virtio devices under a [hostile guest](crate::guest). Beside the absence of
-//! panics they check that a disk keeps its size, and that a read-only disk keeps its contents.
+//! Targets of the virtio devices under a [hostile guest](crate::guest). Besides the absence of
+//! panics, they check that a disk keeps its size, and that a read-only disk keeps its contents.
 
 use std::{
     io::{Read as _, Seek as _, SeekFrom, Write as _},
@@ -14,33 +14,33 @@ use granule_vmm::devices::virtio::{
     balloon::Balloon,
     block::Block,
     console::Console,
-    net::{Net, mac_for},
+    net::{Net, mac_from_tap_name},
     rng::Rng,
 };
 
 use crate::{
     bus::{self, DISK_SIZE},
-    guest::Guest,
+    guest::HostileGuest,
 };
 
 pub fn block(data: &[u8]) {
     let mut u = Unstructured::new(data);
-    let Ok(read_only) = u.arbitrary() else { return };
+    let Ok(is_read_only) = u.arbitrary() else { return };
     let contents: Vec<u8> = (0..=u8::MAX).cycle().take(DISK_SIZE).collect();
-    let (disk, mut file) = bus::disk(read_only, &contents);
-    let _ = Guest::new(Block::new(disk, "a disk"), u).run(|_| Ok(()));
+    let (disk, mut file) = bus::memory_disk(is_read_only, &contents);
+    let _ = HostileGuest::new(Block::new(disk, "a disk"), u).run(|_| Ok(()));
     let mut after = Vec::new();
     file.seek(SeekFrom::Start(0)).expect("a file");
     file.read_to_end(&mut after).expect("a file");
     assert_eq!(after.len(), DISK_SIZE);
-    assert!(!read_only || after == contents, "a read-only disk was written");
+    assert!(!is_read_only || after == contents, "a read-only disk was written");
 }
 
 pub fn net(data: &[u8]) {
-    let (tap, host) = bus::tap();
+    let (tap, host) = bus::socket_tap();
     host.set_nonblocking(true).expect("a socket");
     let mut host = Some(host);
-    run_guest(Net::new(tap, mac_for("tap")), data, |u| {
+    run_guest(Net::new(tap, mac_from_tap_name("tap")), data, |u| {
         let Some(socket) = &host else { return Ok(()) };
         let mut packet = [0; 2048];
         match u.int_in_range(0..=7u8)? {
@@ -71,7 +71,7 @@ pub fn console(data: &[u8]) {
             (0, _) => keyboard = None,
             (_, Some(keyboard)) => {
                 let length = usize::from(u.arbitrary::<u16>()?) % 5000;
-                // A full pipe takes no more.
+                // A full pipe accepts no bytes.
                 let _ = keyboard.write(&vec![b'x'; length]);
             }
             _ => {}
@@ -95,5 +95,5 @@ fn run_guest<'a>(
     data: &'a [u8],
     host: impl FnMut(&mut Unstructured<'a>) -> Result<()>,
 ) {
-    let _ = Guest::new(device, Unstructured::new(data)).run(host);
+    let _ = HostileGuest::new(device, Unstructured::new(data)).run(host);
 }

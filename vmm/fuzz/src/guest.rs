@@ -11,30 +11,33 @@ use arbitrary::{Result, Unstructured};
 use granule_types::units::{Bytes, GuestAddress};
 use granule_vmm::{
     devices::virtio::{DeviceProperties, Interrupt, Queue, QueueState, VirtioDevice},
-    memory::{GuestMemory, GuestRam, HostPages, Plan, RamOptions},
+    memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions},
 };
 use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
 /// Memory regions: two adjacent ones, and one after a gap.
-const REGIONS: [(u64, u64); 3] =
-    [(START, 0x2_0000), (START + 0x2_0000, 0x2_0000), (START + 0x8_0000, 0x1_0000)];
-const START: u64 = 0x4000_0000;
-const END: u64 = START + 0x9_0000;
+const REGIONS: [(u64, u64); 3] = [
+    (MEMORY_START, 0x2_0000),
+    (MEMORY_START + 0x2_0000, 0x2_0000),
+    (MEMORY_START + 0x8_0000, 0x1_0000),
+];
+const MEMORY_START: u64 = 0x4000_0000;
+const MEMORY_END: u64 = MEMORY_START + 0x9_0000;
 /// Distance between queues; the rings follow the descriptor table.
-const QUEUE_AREA: u64 = 0x4000;
-const BUFFERS: u64 = START + 0x1_0000;
+const QUEUE_STRIDE: u64 = 0x4000;
+const BUFFERS_START: u64 = MEMORY_START + 0x1_0000;
 
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
+const DESC_F_NEXT: u16 = 1;
+const DESC_F_WRITE: u16 = 2;
+const DESC_F_INDIRECT: u16 = 4;
 
 /// Returns the guest memory of this thread, filled with zeros.
-pub fn memory() -> Arc<GuestMemory> {
+pub fn zeroed_memory() -> Arc<GuestMemory> {
     thread_local! {
-        static MEMORY: Arc<GuestMemory> = map_regions();
+        static GUEST_MEMORY: Arc<GuestMemory> = map_regions();
     }
-    let memory = MEMORY.with(Arc::clone);
+    let memory = GUEST_MEMORY.with(Arc::clone);
     for (start, size) in REGIONS {
         let zeros = vec![0; usize::try_from(size).unwrap_or(0)];
         let address = GuestAddress(start);
@@ -51,15 +54,15 @@ fn map_regions() -> Arc<GuestMemory> {
     let host = HostPages::of_this_host().expect("the page sizes of the host");
     let rams = REGIONS.map(|(start, size)| {
         let backing = "anonymous".parse().expect("a backing");
-        let plan = Plan::new(backing, &host).expect("small pages");
+        let plan = BackingPlan::new(backing, &host).expect("small pages");
         let options = RamOptions::default();
         GuestRam::new(plan, &host, GuestAddress(start), Bytes(size), options).expect("memory")
     });
     Arc::new(GuestMemory::new(rams.into()).expect("disjoint regions"))
 }
 
-/// Guest with the device that it uses and the queues that it has configured.
-pub struct Guest<'a> {
+/// Hostile guest with the device that it uses and the queues that it has configured.
+pub struct HostileGuest<'a> {
     device: Box<dyn VirtioDevice>,
     properties: DeviceProperties,
     memory: Arc<GuestMemory>,
@@ -68,12 +71,12 @@ pub struct Guest<'a> {
     queues: Vec<QueueState>,
 }
 
-impl<'a> Guest<'a> {
+impl<'a> HostileGuest<'a> {
     pub fn new(device: impl VirtioDevice + 'static, u: Unstructured<'a>) -> Self {
         Self {
             properties: device.properties(),
             device: Box::new(device),
-            memory: memory(),
+            memory: zeroed_memory(),
             interrupt: Arc::new(Interrupt::new(event())),
             u,
             queues: Vec::new(),
@@ -88,18 +91,18 @@ impl<'a> Guest<'a> {
             };
             while !self.u.is_empty() {
                 let count = self.queues.len().max(1);
-                let mut done = Ok(());
+                let mut result = Ok(());
                 match self.u.int_in_range(0..=9u8)? {
                     0..=3 => {
                         let index = self.u.choose_index(count)?;
                         if let Some(Some(queue)) = queues.get_mut(index) {
-                            done = self.device.process_queue(index, queue);
+                            result = self.device.process_queue(index, queue);
                         }
                     }
                     4 if !self.device.backend_fds().is_empty() => {
-                        done = self.device.process_backend(&mut queues);
+                        result = self.device.process_backend(&mut queues);
                     }
-                    5 => self.write_anywhere()?,
+                    5 => self.write_at_arbitrary_address()?,
                     6 => host(&mut self.u)?,
                     7 => {
                         let offset = self.u.arbitrary::<u16>()?;
@@ -111,7 +114,7 @@ impl<'a> Guest<'a> {
                         self.add_request(queue)?;
                     }
                 }
-                if done.is_err() {
+                if result.is_err() {
                     // The device has stopped until its reset.
                     break;
                 }
@@ -128,7 +131,7 @@ impl<'a> Guest<'a> {
         self.queues.clear();
         let mut queues = Vec::new();
         for (index, &max_size) in (0..).zip(self.properties.queue_sizes) {
-            let area = START + index * QUEUE_AREA;
+            let area = MEMORY_START + index * QUEUE_STRIDE;
             let mut config = QueueState {
                 max_size,
                 size: max_size.min(1 << self.u.int_in_range(0..=8)?),
@@ -141,9 +144,9 @@ impl<'a> Guest<'a> {
             };
             match self.u.int_in_range(0..=31u8)? {
                 0 => config.size = u16::try_from(self.u.arbitrary::<u32>()?).unwrap_or(0),
-                1 => config.desc_table = self.address()?,
-                2 => config.avail_ring = self.address()?,
-                3 => config.used_ring = self.address()?,
+                1 => config.desc_table = self.arbitrary_address()?,
+                2 => config.avail_ring = self.arbitrary_address()?,
+                3 => config.used_ring = self.arbitrary_address()?,
                 4 => config.ready = false,
                 _ => {}
             }
@@ -162,18 +165,18 @@ impl<'a> Guest<'a> {
     }
 
     /// Returns an address in memory, near the end of a region, or a random one.
-    fn address(&mut self) -> Result<u64> {
+    fn arbitrary_address(&mut self) -> Result<u64> {
         Ok(match self.u.int_in_range(0..=15u8)? {
             0 => self.u.arbitrary()?,
-            1 => END - u64::from(self.u.arbitrary::<u8>()?),
-            2 => START + 0x2_0000 - u64::from(self.u.arbitrary::<u8>()?),
-            3 => START + 0x4_0000 - u64::from(self.u.arbitrary::<u8>()?),
-            4 => START + u64::from(self.u.arbitrary::<u16>()?),
-            _ => BUFFERS + u64::from(self.u.arbitrary::<u8>()?) * 512,
+            1 => MEMORY_END - u64::from(self.u.arbitrary::<u8>()?),
+            2 => MEMORY_START + 0x2_0000 - u64::from(self.u.arbitrary::<u8>()?),
+            3 => MEMORY_START + 0x4_0000 - u64::from(self.u.arbitrary::<u8>()?),
+            4 => MEMORY_START + u64::from(self.u.arbitrary::<u16>()?),
+            _ => BUFFERS_START + u64::from(self.u.arbitrary::<u8>()?) * 512,
         })
     }
 
-    fn length(&mut self) -> Result<u32> {
+    fn arbitrary_length(&mut self) -> Result<u32> {
         Ok(match self.u.int_in_range(0..=7u8)? {
             0 => self.u.arbitrary()?,
             1 => 0,
@@ -195,20 +198,20 @@ impl<'a> Guest<'a> {
         let count = self.u.int_in_range(1..=6u32)?;
         let readable = self.u.int_in_range(0..=count)?;
         for index in 0..count {
-            let address = self.address()?;
+            let address = self.arbitrary_address()?;
             if index < readable {
-                self.fill(address)?;
+                self.fill_buffer(address)?;
             }
-            let length = self.length()?;
-            let mut flags = if index < readable { 0 } else { WRITE };
+            let length = self.arbitrary_length()?;
+            let mut flags = if index < readable { 0 } else { DESC_F_WRITE };
             if index + 1 < count {
-                flags |= NEXT;
+                flags |= DESC_F_NEXT;
             }
             let mut next = (first + index + 1) % size;
             match self.u.int_in_range(0..=31u8)? {
                 0 => flags = self.u.arbitrary()?,
                 1 => next = self.u.arbitrary::<u16>()?.into(),
-                2 | 3 => flags |= INDIRECT,
+                2 | 3 => flags |= DESC_F_INDIRECT,
                 _ => {}
             }
             let mut bytes = address.to_le_bytes().to_vec();
@@ -216,23 +219,23 @@ impl<'a> Guest<'a> {
             bytes.extend(flags.to_le_bytes());
             bytes.extend(&next.to_le_bytes()[..2]);
             let slot = u64::from((first + index) % size);
-            self.write(config.desc_table.wrapping_add(slot * 16), &bytes);
+            self.write_memory(config.desc_table.wrapping_add(slot * 16), &bytes);
         }
         let available = GuestAddress(config.avail_ring.wrapping_add(2));
         let index: u16 = self.memory.map().read_obj(available).unwrap_or(0);
         let slot = u64::from(index) % u64::from(size);
         let entry = config.avail_ring.wrapping_add(4 + slot * 2);
-        self.write(entry, &first.to_le_bytes()[..2]);
+        self.write_memory(entry, &first.to_le_bytes()[..2]);
         let next = match self.u.int_in_range(0..=31u8)? {
             0 => self.u.arbitrary()?,
             _ => index.wrapping_add(1),
         };
-        self.write(available.0, &next.to_le_bytes());
+        self.write_memory(available.0, &next.to_le_bytes());
         Ok(())
     }
 
     /// Writes the start of a buffer: random bytes or a block request header.
-    fn fill(&mut self, address: u64) -> Result<()> {
+    fn fill_buffer(&mut self, address: u64) -> Result<()> {
         let mut bytes = [0; 16];
         match self.u.arbitrary()? {
             true => {
@@ -242,22 +245,22 @@ impl<'a> Guest<'a> {
             }
             false => self.u.fill_buffer(&mut bytes)?,
         }
-        self.write(address, &bytes);
+        self.write_memory(address, &bytes);
         Ok(())
     }
 
-    fn write_anywhere(&mut self) -> Result<()> {
+    fn write_at_arbitrary_address(&mut self) -> Result<()> {
         let address = match self.u.arbitrary()? {
-            true => START + u64::from(self.u.arbitrary::<u16>()?),
-            false => self.address()?,
+            true => MEMORY_START + u64::from(self.u.arbitrary::<u16>()?),
+            false => self.arbitrary_address()?,
         };
         let bytes: [u8; 8] = self.u.arbitrary()?;
-        self.write(address, &bytes);
+        self.write_memory(address, &bytes);
         Ok(())
     }
 
     /// Writes to guest memory; addresses outside of it are ignored.
-    fn write(&self, address: u64, bytes: &[u8]) {
+    fn write_memory(&self, address: u64, bytes: &[u8]) {
         let _ = self.memory.map().write_slice(bytes, GuestAddress(address));
     }
 }

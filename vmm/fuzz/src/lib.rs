@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Fuzz targets: functions that process untrusted input of `granule run`.
 //!
-//! A [`Target`] takes any bytes and must not panic, hang, or violate an invariant that it checks.
+//! A [`FuzzTarget`] takes any bytes; it must not panic, hang, or violate an invariant it checks.
 //! `scripts/fuzz` runs it on libFuzzer, `tests/corpus.rs` on its corpus and mutations of it;
 //! `docs/fuzzing.md` describes both.
 //!
@@ -19,56 +19,56 @@ use granule_vmm::{
 
 /// Fuzz target.
 #[derive(Debug, Clone, Copy)]
-pub struct Target {
+pub struct FuzzTarget {
     /// Name of the target and of its corpus.
     pub name: &'static str,
     /// Processes an input.
     pub run: fn(&[u8]),
 }
 
-/// List of the targets.
-pub const TARGETS: &[Target] = &[
-    Target { name: "image", run: image },
-    Target { name: "block", run: devices::block },
-    Target { name: "net", run: devices::net },
-    Target { name: "entropy", run: devices::entropy },
-    Target { name: "console", run: devices::console },
-    Target { name: "balloon", run: devices::balloon },
-    Target { name: "bus", run: bus::run },
-    Target { name: "api", run: api },
+/// Targets by name.
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "image", run: load_image },
+    FuzzTarget { name: "block", run: devices::block },
+    FuzzTarget { name: "net", run: devices::net },
+    FuzzTarget { name: "entropy", run: devices::entropy },
+    FuzzTarget { name: "console", run: devices::console },
+    FuzzTarget { name: "balloon", run: devices::balloon },
+    FuzzTarget { name: "bus", run: bus::run },
+    FuzzTarget { name: "api", run: parse_api_request },
 ];
 
-/// Limit on the size of an unpacked image, smaller than the loader's own to keep runs fast.
-const MAX_IMAGE: Bytes = Bytes::mib(1);
+/// Maximum size of an unpacked image, below the loader's limit so that runs are fast.
+const MAX_IMAGE_SIZE: Bytes = Bytes::mib(1);
 
 /// Maximum size of a request, plus one read.
-const MAX_REQUEST: usize = (8 << 10) + 1024;
+const MAX_REQUEST_SIZE: usize = (8 << 10) + 1024;
 
-/// Loads an image. The loader refuses images that unpack to more than a limit.
-fn image(data: &[u8]) {
-    let Ok(image) = Image::with_limit(data.to_vec(), MAX_IMAGE) else {
+/// Loads a kernel image, with a limit on its unpacked size.
+fn load_image(data: &[u8]) {
+    let Ok(image) = Image::with_limit(data.to_vec(), MAX_IMAGE_SIZE) else {
         return;
     };
     assert!(image.size.0 >= image.bytes.len() as u64);
-    assert!(image.size <= MAX_IMAGE && image.text_offset <= MAX_IMAGE);
+    assert!(image.size <= MAX_IMAGE_SIZE && image.text_offset <= MAX_IMAGE_SIZE);
     for memory in [Bytes(4096), Bytes::mib(3), Bytes::mib(128)] {
         let Ok(layout) = BootLayout::new(&image, Some(Bytes(data.len() as u64)), memory) else {
             continue;
         };
-        let end = granule_vmm::arch::MEMORY.0 + memory.0;
+        let end = granule_vmm::arch::MEMORY_START.0 + memory.0;
         assert!(layout.kernel.0 + image.size.0 <= end);
         assert!(layout.initrd.is_some_and(|initrd| initrd.end.0 <= end));
     }
 }
 
-/// Parses a request, which a client may send in parts: the result does not depend on the boundaries
-/// of the parts, and the parser never waits for more than 8K.
-fn api(data: &[u8]) {
+/// Parses a request and its prefixes, because a client may send it in parts. The result must not
+/// depend on the parts, and the parser must not wait for more than 8K.
+fn parse_api_request(data: &[u8]) {
     let complete = parse(data);
-    if data.len() >= MAX_REQUEST {
+    if data.len() >= MAX_REQUEST_SIZE {
         assert_ne!(complete, Ok(None));
     }
-    // All prefixes of a short request, and some of a long one.
+    // The step is one byte for a short request and more for a long one.
     for end in (0..data.len()).step_by(1 + data.len() / 256) {
         match parse(&data[..end]) {
             Ok(None) => {}

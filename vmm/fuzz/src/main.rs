@@ -6,11 +6,11 @@
 
 use std::{process::exit, sync::OnceLock};
 
-use granule_fuzz::{TARGETS, Target};
+use granule_fuzz::{FuzzTarget, TARGETS};
 
-static TARGET: OnceLock<Target> = OnceLock::new();
+static TARGET: OnceLock<FuzzTarget> = OnceLock::new();
 
-fn target() -> Target {
+fn target() -> FuzzTarget {
     let name = std::env::var("GRANULE_FUZZ_TARGET").unwrap_or_default();
     TARGETS.iter().copied().find(|target| target.name == name).unwrap_or_else(|| {
         let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();

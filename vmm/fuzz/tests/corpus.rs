@@ -9,14 +9,14 @@ use std::{
 };
 
 use flate2::read::GzDecoder;
-use granule_fuzz::{TARGETS, Target};
+use granule_fuzz::{FuzzTarget, TARGETS};
 use rand_core::{Rng as _, SeedableRng as _};
 use rand_xoshiro::Xoshiro256StarStar;
 
-const MAX_SIZE: usize = 64 << 10;
+const MAX_CORPUS_SIZE: usize = 64 << 10;
 
 /// Returns the inputs in the archive of a target.
-fn corpus(target: &Target) -> Vec<Vec<u8>> {
+fn read_corpus(target: &FuzzTarget) -> Vec<Vec<u8>> {
     let name = format!("corpus/{}.tar.gz", target.name);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
     let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -33,33 +33,32 @@ fn corpus(target: &Target) -> Vec<Vec<u8>> {
 struct Mutator(Xoshiro256StarStar);
 
 impl Mutator {
-    fn below(&mut self, limit: usize) -> usize {
+    fn random_below(&mut self, limit: usize) -> usize {
         usize::try_from(self.0.next_u64() % limit.max(1) as u64).unwrap_or(0)
     }
 
-    fn byte(&mut self) -> u8 {
-        u8::try_from(self.below(256)).unwrap_or(0)
+    fn random_byte(&mut self) -> u8 {
+        u8::try_from(self.random_below(256)).unwrap_or(0)
     }
 
-    /// Returns a mutated copy of one of the inputs.
     fn mutate(&mut self, inputs: &[Vec<u8>]) -> Vec<u8> {
-        let mut bytes = inputs[self.below(inputs.len())].clone();
-        for _ in 0..=self.below(4) {
-            let at = self.below(bytes.len() + 1);
-            match self.below(6) {
-                0 => bytes.insert(at, self.byte()),
-                1 if at < bytes.len() => {
-                    bytes.remove(at);
+        let mut bytes = inputs[self.random_below(inputs.len())].clone();
+        for _ in 0..=self.random_below(4) {
+            let offset = self.random_below(bytes.len() + 1);
+            match self.random_below(6) {
+                0 => bytes.insert(offset, self.random_byte()),
+                1 if offset < bytes.len() => {
+                    bytes.remove(offset);
                 }
-                2 => bytes.truncate(at),
+                2 => bytes.truncate(offset),
                 3 => {
-                    let other = &inputs[self.below(inputs.len())];
-                    let from = self.below(other.len() + 1);
-                    bytes.truncate(at);
-                    bytes.extend(&other[from..]);
+                    let other = &inputs[self.random_below(inputs.len())];
+                    let start = self.random_below(other.len() + 1);
+                    bytes.truncate(offset);
+                    bytes.extend(&other[start..]);
                 }
-                _ if at < bytes.len() => bytes[at] ^= 1 << self.below(8),
-                _ => bytes.push(self.byte()),
+                _ if offset < bytes.len() => bytes[offset] ^= 1 << self.random_below(8),
+                _ => bytes.push(self.random_byte()),
             }
         }
         bytes
@@ -67,11 +66,11 @@ impl Mutator {
 }
 
 #[test]
-fn targets_accept_their_small_corpus_and_mutations_of_it() {
+fn targets_accept_their_corpus_and_its_mutations() {
     for target in TARGETS {
-        let inputs = corpus(target);
+        let inputs = read_corpus(target);
         let size: usize = inputs.iter().map(Vec::len).sum();
-        assert!((1..=MAX_SIZE).contains(&size), "{}: {size} bytes", target.name);
+        assert!((1..=MAX_CORPUS_SIZE).contains(&size), "{}: {size} bytes", target.name);
         inputs.iter().for_each(|input| (target.run)(input));
         let mut mutator = Mutator(Xoshiro256StarStar::seed_from_u64(1));
         let (start, mut runs) = (Instant::now(), 0u64);

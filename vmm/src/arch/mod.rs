@@ -16,7 +16,7 @@
 //! | `0x4000_0000` | memory |
 //!
 //! All devices are in the first gigabyte, so memory has no hole, starts at a multiple of the
-//! largest block size (1G, and 512M for 64K pages), and ends at the lowest possible address: with
+//! largest block size (1G, and 512M for 64K pages), and ends at the lowest possible address. With
 //! 4K pages, guests of up to 15G need only two levels of stage-2 tables.
 
 /// arm64.
@@ -55,14 +55,14 @@ pub use x86_64::{guest, host, vm};
 
 use crate::devices::MmioDeviceInfo;
 
-/// Memory, devices and command line of a VM, as input of its boot data.
+/// Memory, devices and command line of a VM, which its boot data describe.
 #[derive(Debug)]
 pub struct VmDescription {
     /// Guest memory ranges, each `(start, size)`.
     pub memory: Vec<(GuestAddress, Bytes)>,
     /// Devices, the console first.
     pub devices: Vec<MmioDeviceInfo>,
-    /// The kernel command line.
+    /// Kernel command line.
     pub command_line: Cmdline,
 }
 
@@ -70,19 +70,17 @@ pub struct VmDescription {
 pub const PLATFORM_DEVICES: Range<GuestAddress> =
     GuestAddress(0x0900_0000)..GuestAddress(0x0a00_0000);
 /// Distance between platform devices.
-pub const PLATFORM_DEVICE_STEP: usize = 0x1_0000;
+pub const PLATFORM_DEVICE_STEP: u64 = 0x1_0000;
 /// Range of the virtio devices.
 pub const VIRTIO_DEVICES: Range<GuestAddress> =
     GuestAddress(0x0a00_0000)..GuestAddress(0x0b00_0000);
-/// Distance between virtio devices.
-pub const VIRTIO_DEVICE_STEP: usize = 0x1000;
 /// Start of guest memory.
-pub const MEMORY: GuestAddress = GuestAddress(0x4000_0000);
+pub const MEMORY_START: GuestAddress = GuestAddress(0x4000_0000);
 
 /// Returns the start of each memory range, in order; `ranges` holds `(size, alignment)`. Returns
 /// `None` if guest memory exceeds the address space.
 pub fn place_memory(ranges: impl IntoIterator<Item = (Bytes, Bytes)>) -> Option<Vec<GuestAddress>> {
-    let mut end = MEMORY.0;
+    let mut end = MEMORY_START.0;
     ranges
         .into_iter()
         .map(|(size, align)| {

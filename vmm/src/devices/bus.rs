@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Dispatch of MMIO accesses to devices, on the address map of `vm-device`.
+//! MMIO bus: dispatches accesses to devices by the address map of `vm-device`.
 //!
 //! Devices are added while the VM is built. The bus does not change after that, so vCPU threads
 //! look up devices without a lock. Each device has its own lock.
@@ -11,13 +11,13 @@ use parking_lot::Mutex;
 use thiserror::Error;
 use vm_device::bus::{MmioAddress, MmioBus, MmioRange};
 
-use super::{MmioDevice, MmioDeviceInfo, REGISTER_SPACE};
+use super::{MmioDevice, MmioDeviceInfo, REGISTER_RANGE_SIZE};
 
 /// Error returned when a device cannot be added to the bus: its registers exceed the address space
 /// or overlap those of another device.
 #[derive(Debug, Error)]
 #[error(
-    "'{name}' cannot have {REGISTER_SPACE:#x} bytes of registers at {start:#x}",
+    "'{name}' cannot have {REGISTER_RANGE_SIZE:#x} bytes of registers at {start:#x}",
     name = device.name, start = device.start.0
 )]
 pub struct BusError {
@@ -31,13 +31,13 @@ pub struct BusError {
 #[derive(Default)]
 pub struct Bus {
     devices: MmioBus<Arc<Mutex<dyn MmioDevice>>>,
-    /// Sorted by address.
-    infos: Vec<MmioDeviceInfo>,
+    /// Descriptions of the devices, sorted by address.
+    device_infos: Vec<MmioDeviceInfo>,
 }
 
 impl fmt::Debug for Bus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.infos).finish()
+        f.debug_list().entries(&self.device_infos).finish()
     }
 }
 
@@ -48,18 +48,18 @@ impl Bus {
         info: MmioDeviceInfo,
         device: Arc<Mutex<dyn MmioDevice>>,
     ) -> Result<(), BusError> {
-        let range = MmioRange::new(MmioAddress(info.start.0), REGISTER_SPACE);
+        let range = MmioRange::new(MmioAddress(info.start.0), REGISTER_RANGE_SIZE);
         if let Err(source) = range.and_then(|range| self.devices.register(range, device)) {
             return Err(BusError { device: info, source });
         }
-        let index = self.infos.partition_point(|other| other.start < info.start);
-        self.infos.insert(index, info);
+        let index = self.device_infos.partition_point(|other| other.start < info.start);
+        self.device_infos.insert(index, info);
         Ok(())
     }
 
-    /// Returns the devices on the bus, sorted by address.
-    pub fn infos(&self) -> impl Iterator<Item = &MmioDeviceInfo> {
-        self.infos.iter()
+    /// Returns the descriptions of the devices, sorted by address.
+    pub fn device_infos(&self) -> impl Iterator<Item = &MmioDeviceInfo> {
+        self.device_infos.iter()
     }
 
     /// Handles a load; an access that no device handles reads as zero.
@@ -95,7 +95,7 @@ impl Bus {
 mod tests {
     use super::*;
 
-    /// Reads as its offset, records stores, and has no register at offset 0xf.
+    /// Device whose registers read as their offset. It records stores and has no register 0xf.
     #[derive(Default)]
     struct RecordingDevice(Vec<(u64, Vec<u8>)>);
 
@@ -114,20 +114,20 @@ mod tests {
         }
     }
 
-    fn info(name: &str, start: u64) -> MmioDeviceInfo {
+    fn device_info(name: &str, start: u64) -> MmioDeviceInfo {
         MmioDeviceInfo::new(name, GuestAddress(start), None, &["test"])
     }
 
-    fn device() -> Arc<Mutex<RecordingDevice>> {
+    fn recording_device() -> Arc<Mutex<RecordingDevice>> {
         Arc::default()
     }
 
     #[test]
     fn an_access_reaches_the_device_at_its_address() {
-        let (low, high) = (device(), device());
+        let (low, high) = (recording_device(), recording_device());
         let mut bus = Bus::default();
-        bus.add(info("high", 0x2000), high.clone()).unwrap();
-        bus.add(info("low", 0x1000), low.clone()).unwrap();
+        bus.add(device_info("high", 0x2000), high.clone()).unwrap();
+        bus.add(device_info("low", 0x1000), low.clone()).unwrap();
         let mut data = [0; 2];
 
         bus.read(GuestAddress(0x1008), &mut data);
@@ -136,14 +136,14 @@ mod tests {
         assert_eq!(data, [8, 8]);
         assert_eq!(low.lock().0, []);
         assert_eq!(high.lock().0, [(0xc, vec![1, 2, 3, 4])]);
-        assert!(bus.infos().map(|info| &info.name).eq(["low", "high"]));
+        assert!(bus.device_infos().map(|info| &info.name).eq(["low", "high"]));
     }
 
     #[test]
     fn a_refused_access_reads_as_zero_and_writes_nothing() {
-        let device = device();
+        let device = recording_device();
         let mut bus = Bus::default();
-        bus.add(info("device", 0x1000), device.clone()).unwrap();
+        bus.add(device_info("device", 0x1000), device.clone()).unwrap();
 
         for (address, size) in [(0x1004, 3), (0x1ffe, 4), (0x100f, 1), (0xff8, 8), (u64::MAX, 8)] {
             let mut data = [9; 8];
@@ -160,16 +160,16 @@ mod tests {
     #[test]
     fn overlapping_and_invalid_ranges_are_refused() {
         let mut bus = Bus::default();
-        bus.add(info("one", 0x1000), device()).unwrap();
+        bus.add(device_info("one", 0x1000), recording_device()).unwrap();
 
         for (start, expected) in [
             (0x1fff, vm_device::bus::Error::DeviceOverlap),
             (1, vm_device::bus::Error::DeviceOverlap),
             (u64::MAX, vm_device::bus::Error::InvalidRange),
         ] {
-            let error = bus.add(info("two", start), device()).unwrap_err();
+            let error = bus.add(device_info("two", start), recording_device()).unwrap_err();
             assert_eq!(error.source, expected, "{error}");
         }
-        bus.add(info("two", 0x2000), device()).unwrap();
+        bus.add(device_info("two", 0x2000), recording_device()).unwrap();
     }
 }

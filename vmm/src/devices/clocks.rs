@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Clocks of a guest: a PL031 real-time clock, from which the guest reads its time of day at boot,
-//! and a boot timer, through which it reports its boot progress. Neither has an interrupt.
+//! Clocks of a guest: a PL031 real-time clock, from which the guest reads the time of day at boot,
+//! and a boot timer, to which the guest reports its boot progress. Neither has an interrupt.
 
 use granule_types::units::GuestAddress;
 
@@ -8,7 +8,7 @@ use super::{MmioDevice, MmioDeviceInfo};
 
 /// PL031 real-time clock from `vm-superio`, without its alarm. Reads return the host's time.
 /// Registers are 32 bits wide.
-#[allow(missing_debug_implementations, reason = "the clock of `vm-superio` has none")]
+#[allow(missing_debug_implementations, reason = "`vm_superio::Rtc` does not implement Debug")]
 #[derive(Default)]
 pub struct Rtc(vm_superio::Rtc<vm_superio::rtc_pl031::NoEvents>);
 
@@ -44,16 +44,15 @@ pub type BootMarkHandler = Box<dyn FnMut(u8) + Send>;
 /// Boot timer: one write-only 8-bit register.
 ///
 /// The guest's init writes boot marks, which the device passes to its handler. The guest image
-/// defines their values; the init of `scripts/guest` writes [`BootTimer::INIT`] first.
+/// defines their values; the init of `scripts/guest` writes [`BootTimer::INIT_MARK`] first.
 #[allow(missing_debug_implementations, reason = "it holds a closure")]
 pub struct BootTimer(BootMarkHandler);
 
 impl BootTimer {
-    /// Boot mark: the guest's init starts.
-    pub const INIT: u8 = 1;
-
-    /// Boot mark: the guest's services have started and it is ready for a login.
-    pub const READY: u8 = 2;
+    /// Boot mark written when the guest's init starts.
+    pub const INIT_MARK: u8 = 1;
+    /// Boot mark written when the guest is ready for a login.
+    pub const READY_MARK: u8 = 2;
 
     /// Creates a timer that calls `on_mark` for each boot mark.
     pub fn new(on_mark: BootMarkHandler) -> Self {
@@ -90,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_shows_the_seconds_of_the_host() {
+    fn the_clock_returns_the_time_of_the_host() {
         let mut word = [0; 4];
 
         assert!(Rtc::default().read(0, &mut word));
@@ -112,11 +111,11 @@ mod tests {
         let (sender, marks) = mpsc::channel();
         let mut timer = BootTimer::new(Box::new(move |mark| sender.send(mark).unwrap()));
 
-        assert!(timer.write(0, &[BootTimer::INIT]));
+        assert!(timer.write(0, &[BootTimer::INIT_MARK]));
         assert!(!timer.write(0, &[7, 0]));
         assert!(!timer.write(1, &[7]));
         assert!(!timer.read(0, &mut [9; 4]));
-        assert!(timer.write(0, &[BootTimer::READY]));
+        assert!(timer.write(0, &[BootTimer::READY_MARK]));
 
         assert_eq!(marks.try_iter().collect::<Vec<_>>(), [1, 2]);
     }

@@ -4,7 +4,7 @@
 //! Input passes a filter, which detects the escape key, and is buffered until the guest reads it.
 //! With a terminal, the thread keeps reading even if the guest does not, so that the escape key
 //! always works; bytes beyond a limit are dropped. With a file or a pipe, the thread reads again
-//! only after the sink has taken all earlier bytes, so that no byte is lost.
+//! only after the sink has accepted all earlier bytes, so that no byte is lost.
 //!
 //! The bytes go to the FIFO of a serial port ([`SerialSink`]) or to a pipe from which a virtio
 //! console reads ([`PipeSink`]).
@@ -22,12 +22,12 @@ use super::serial::SerialPort;
 use crate::scoped_thread::{ScopedThread, borrow_event};
 
 /// Maximum number of bytes buffered for the guest.
-const CAPACITY: usize = 64 << 10;
+const BACKLOG_CAPACITY: usize = 64 << 10;
 
 /// Policy for input that the guest does not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Overflow {
-    /// Reads and drops further input: for a terminal.
+pub enum OverflowPolicy {
+    /// Drops further input: for a terminal.
     Drop,
     /// Stops reading: for a file or a pipe.
     Wait,
@@ -35,40 +35,40 @@ pub enum Overflow {
 
 /// Destination of console input.
 pub trait InputSink: Send + 'static {
-    /// Takes as many bytes of `input` as there is space for, and returns their number.
+    /// Accepts as many bytes of `input` as fit, and returns their number.
     ///
     /// # Errors
-    /// The sink takes no further input.
-    fn take(&mut self, input: &[u8]) -> io::Result<usize>;
+    /// The sink is closed.
+    fn accept(&mut self, input: &[u8]) -> io::Result<usize>;
 
-    /// Returns the descriptor that signals space after a short [`InputSink::take`].
+    /// Returns the descriptor that signals space after a short [`InputSink::accept`].
     fn space_event(&self) -> PollFd<'_>;
 }
 
 /// Input sink that fills the FIFO of a serial port.
 #[allow(missing_debug_implementations, reason = "it holds any port")]
 pub struct SerialSink {
-    drained: Arc<EventFd>,
+    drain_event: Arc<EventFd>,
     port: Arc<Mutex<dyn SerialPort>>,
 }
 
 impl SerialSink {
     /// Creates a sink for this port.
     pub fn new(port: Arc<Mutex<dyn SerialPort>>) -> Self {
-        let drained = port.lock().drained();
-        Self { drained, port }
+        let drain_event = port.lock().drain_event();
+        Self { drain_event, port }
     }
 }
 
 impl InputSink for SerialSink {
-    fn take(&mut self, input: &[u8]) -> io::Result<usize> {
-        // Clears the event, so that it reports a later drain of the FIFO. Fails if it is clear.
-        let _ = self.drained.read();
+    fn accept(&mut self, input: &[u8]) -> io::Result<usize> {
+        // A cleared event reports the next drain of the FIFO; the read fails if it is clear.
+        let _ = self.drain_event.read();
         Ok(self.port.lock().receive(input))
     }
 
     fn space_event(&self) -> PollFd<'_> {
-        PollFd::from_borrowed_fd(borrow_event(&self.drained), PollFlags::IN)
+        PollFd::from_borrowed_fd(borrow_event(&self.drain_event), PollFlags::IN)
     }
 }
 
@@ -86,7 +86,7 @@ impl PipeSink {
 }
 
 impl InputSink for PipeSink {
-    fn take(&mut self, input: &[u8]) -> io::Result<usize> {
+    fn accept(&mut self, input: &[u8]) -> io::Result<usize> {
         match rustix::io::write(&self.0, input) {
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
             other => Ok(other?),
@@ -98,13 +98,13 @@ impl InputSink for PipeSink {
     }
 }
 
-/// Starts a thread that reads `input` to its end and forwards it through `filter`, which may change
-/// and remove bytes and returns `false` to end the input. Dropping the returned handle ends the
+/// Starts a thread that reads `input` to its end and forwards it through `filter`. The filter may
+/// change and remove bytes, and returns `false` to end the input. Dropping the handle ends the
 /// thread.
 pub fn forward_input(
     sink: impl InputSink,
     input: impl AsFd + Send + 'static,
-    overflow: Overflow,
+    overflow: OverflowPolicy,
     mut filter: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static,
 ) -> io::Result<ScopedThread> {
     ScopedThread::start("console-in", move |stop| {
@@ -117,14 +117,14 @@ pub fn forward_input(
 fn forward(
     mut sink: impl InputSink,
     input: &impl AsFd,
-    overflow: Overflow,
+    overflow: OverflowPolicy,
     filter: &mut impl FnMut(&mut Vec<u8>) -> bool,
     stop: &EventFd,
 ) -> io::Result<()> {
     let (mut backlog, mut bytes) = (Vec::new(), Vec::new());
     let (mut open, mut warned) = (true, false);
     while open || !backlog.is_empty() {
-        let reads = open && (overflow == Overflow::Drop || backlog.is_empty());
+        let reads = open && (overflow == OverflowPolicy::Drop || backlog.is_empty());
         let mut fds = vec![PollFd::from_borrowed_fd(borrow_event(stop), PollFlags::IN)];
         fds.extend((!backlog.is_empty()).then(|| sink.space_event()));
         fds.extend(reads.then(|| PollFd::new(input, PollFlags::IN)));
@@ -135,21 +135,21 @@ fn forward(
         }
         if reads && ready(fds.last()) {
             open = read_chunk(input, &mut bytes)? && filter(&mut bytes);
-            let space = CAPACITY - backlog.len();
+            let space = BACKLOG_CAPACITY - backlog.len();
             if bytes.len() > space {
                 bytes.truncate(space);
                 if !std::mem::replace(&mut warned, true) {
                     log::warn!(
-                        "the guest does not read its console: input beyond {CAPACITY} bytes is \
-                         dropped"
+                        "the guest does not read its console: input beyond {BACKLOG_CAPACITY} \
+                         bytes is dropped"
                     );
                 }
             }
             backlog.append(&mut bytes);
         }
         if !backlog.is_empty() {
-            let taken = sink.take(&backlog)?;
-            backlog.drain(..taken);
+            let accepted = sink.accept(&backlog)?;
+            backlog.drain(..accepted);
         }
     }
     Ok(())
@@ -211,12 +211,12 @@ mod tests {
     }
 
     fn long_input() -> Vec<u8> {
-        (0..251).cycle().take(3 * CAPACITY).collect()
+        (0..251).cycle().take(3 * BACKLOG_CAPACITY).collect()
     }
 
     #[test]
-    fn input_larger_than_the_fifo_arrives_in_order_after_the_end_of_the_file() {
-        for overflow in [Overflow::Drop, Overflow::Wait] {
+    fn input_larger_than_the_fifo_arrives_in_order() {
+        for overflow in [OverflowPolicy::Drop, OverflowPolicy::Wait] {
             let ((port, irq), sink, input, mut keyboard) = setup();
             assert!(port.lock().write(1, &[1]));
             let thread = forward_input(sink, input, overflow, |bytes| {
@@ -236,9 +236,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_any_length_waits_for_the_guest() {
+    fn no_byte_of_a_long_file_is_lost() {
         let ((port, _irq), sink, input, mut keyboard) = setup();
-        let _thread = forward_input(sink, input, Overflow::Wait, |_| true).unwrap();
+        let _thread = forward_input(sink, input, OverflowPolicy::Wait, |_| true).unwrap();
         let writer = thread::spawn(move || keyboard.write_all(&long_input()).unwrap());
 
         let received = read_port(&port, long_input().len());
@@ -248,16 +248,16 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_sees_input_that_the_guest_does_not_read() {
+    fn the_filter_receives_input_that_the_guest_does_not_read() {
         let (_port, sink, input, mut keyboard) = setup();
         let (sender, found) = mpsc::channel();
-        let thread = forward_input(sink, input, Overflow::Drop, move |bytes| {
+        let thread = forward_input(sink, input, OverflowPolicy::Drop, move |bytes| {
             let is_end = bytes.contains(&1);
             sender.send(is_end).unwrap();
             !is_end
         });
 
-        keyboard.write_all(&vec![7; 3 * CAPACITY]).unwrap();
+        keyboard.write_all(&vec![7; 3 * BACKLOG_CAPACITY]).unwrap();
         keyboard.write_all(&[1]).unwrap();
 
         while !found.recv_timeout(Duration::from_secs(10)).unwrap() {}
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn dropping_the_handle_ends_a_thread_that_waits_for_the_guest() {
         let (_port, sink, input, mut keyboard) = setup();
-        let thread = forward_input(sink, input, Overflow::Wait, |_| true).unwrap();
+        let thread = forward_input(sink, input, OverflowPolicy::Wait, |_| true).unwrap();
         keyboard.write_all(&[7; 500]).unwrap();
 
         drop(thread);
@@ -280,7 +280,7 @@ mod tests {
     fn a_pipe_sink_forwards_all_bytes_and_closes_at_the_end() {
         let (sink, mut device) = PipeSink::new().unwrap();
         let (input, mut keyboard) = io::pipe().unwrap();
-        let _thread = forward_input(sink, input, Overflow::Wait, |_| true).unwrap();
+        let _thread = forward_input(sink, input, OverflowPolicy::Wait, |_| true).unwrap();
         thread::spawn(move || keyboard.write_all(&long_input()).unwrap());
 
         let mut received = Vec::new();

@@ -25,14 +25,11 @@ use rustix::{
 };
 
 /// Number of buffered bytes above which writers wait.
-const CAPACITY: usize = 64 << 10;
-
+const BUFFER_CAPACITY: usize = 64 << 10;
 /// Number of bytes that the thread writes at a time; each write wakes waiting writers.
-const CHUNK: usize = 4096;
-
+const CHUNK_SIZE: usize = 4096;
 /// Interval at which [`ConsoleOutput::wait_for_space`] checks whether to stop waiting.
-const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
-
+const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time without progress after which [`ConsoleOutput::finish`] returns.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -42,17 +39,18 @@ pub struct ConsoleOutput(Arc<OutputBuffer>);
 
 #[derive(Debug, Default)]
 struct OutputBuffer {
-    pending: Mutex<PendingOutput>,
+    pending_output: Mutex<PendingOutput>,
     /// Signals new bytes, or the end of output.
-    changed: Condvar,
-    progress: Condvar,
+    input_event: Condvar,
+    /// Signals progress of the thread.
+    written_event: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct PendingOutput {
     /// Bytes that the thread has not yet written.
     bytes: VecDeque<u8>,
-    closed: bool,
+    is_closed: bool,
 }
 
 impl ConsoleOutput {
@@ -83,12 +81,12 @@ impl ConsoleOutput {
     /// Waits until the buffer has space or `is_cancelled` returns true. Returns whether it has
     /// space.
     pub fn wait_for_space(&self, is_cancelled: impl Fn() -> bool) -> bool {
-        let mut pending = self.0.pending.lock();
-        while pending.bytes.len() >= CAPACITY {
+        let mut pending = self.0.pending_output.lock();
+        while pending.bytes.len() >= BUFFER_CAPACITY {
             if is_cancelled() {
                 return false;
             }
-            self.0.progress.wait_for(&mut pending, CANCEL_INTERVAL);
+            self.0.written_event.wait_for(&mut pending, CANCEL_POLL_INTERVAL);
         }
         true
     }
@@ -97,17 +95,17 @@ impl ConsoleOutput {
     /// unwritten bytes, which the thread keeps writing until the process exits.
     #[must_use]
     pub fn finish(&self) -> usize {
-        let mut pending = self.0.pending.lock();
-        pending.closed = true;
-        self.0.changed.notify_one();
+        let mut pending = self.0.pending_output.lock();
+        pending.is_closed = true;
+        self.0.input_event.notify_one();
         loop {
-            let left = pending.bytes.len();
-            if left == 0 {
+            let unwritten = pending.bytes.len();
+            if unwritten == 0 {
                 return 0;
             }
-            self.0.progress.wait_for(&mut pending, FINISH_TIMEOUT);
-            if pending.bytes.len() >= left {
-                return left;
+            self.0.written_event.wait_for(&mut pending, FINISH_TIMEOUT);
+            if pending.bytes.len() >= unwritten {
+                return unwritten;
             }
         }
     }
@@ -116,8 +114,8 @@ impl ConsoleOutput {
 impl Write for ConsoleOutput {
     /// Appends all bytes, even beyond the capacity.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.pending.lock().bytes.extend(bytes);
-        self.0.changed.notify_one();
+        self.0.pending_output.lock().bytes.extend(bytes);
+        self.0.input_event.notify_one();
         Ok(bytes.len())
     }
 
@@ -127,31 +125,31 @@ impl Write for ConsoleOutput {
 }
 
 impl OutputBuffer {
-    /// Thread body: writes until the buffer is closed and empty.
+    /// Writes the pending bytes to `fd` until the buffer is closed and empty.
     fn run(&self, fd: &impl AsFd) {
         let mut failed = false;
-        let mut pending = self.pending.lock();
+        let mut pending = self.pending_output.lock();
         loop {
             while pending.bytes.is_empty() {
-                if pending.closed {
+                if pending.is_closed {
                     return;
                 }
-                self.changed.wait(&mut pending);
+                self.input_event.wait(&mut pending);
             }
-            let chunk: Vec<u8> = pending.bytes.iter().copied().take(CHUNK).collect();
+            let chunk: Vec<u8> = pending.bytes.iter().copied().take(CHUNK_SIZE).collect();
             let written = MutexGuard::unlocked(&mut pending, || write_all(fd, &chunk));
             if let Err(error) = written
                 && !mem::replace(&mut failed, true)
             {
-                log::warn!("console output is lost from here on: {error}");
+                log::warn!("all further console output is lost: {error}");
             }
             pending.bytes.drain(..chunk.len());
-            self.progress.notify_all();
+            self.written_event.notify_all();
         }
     }
 }
 
-/// Writes all bytes to a descriptor that another process sharing it may have made non-blocking.
+/// Writes all bytes to a descriptor, which another process may have made non-blocking.
 fn write_all(fd: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match rustix::io::write(fd, bytes) {
@@ -195,9 +193,9 @@ mod tests {
             output.write_all(&[*byte]).unwrap();
             assert!(output.wait_for_space(|| false));
         }
-        let left = output.finish();
+        let unwritten = output.finish();
 
-        assert_eq!(left, 0);
+        assert_eq!(unwritten, 0);
         // The thread ends after the last byte and closes the pipe.
         assert!(reader.join().unwrap() == written);
     }
@@ -213,11 +211,11 @@ mod tests {
             written += 1000;
         }
         let start = Instant::now();
-        let left = output.finish();
+        let unwritten = output.finish();
 
         // The bytes fill the buffer and the pipe, which holds 64 KiB on most hosts.
-        assert!((CAPACITY..4 << 20).contains(&written), "{written}");
-        assert!(left > 0 && left <= CAPACITY + 1000, "{left}");
+        assert!((BUFFER_CAPACITY..4 << 20).contains(&written), "{written}");
+        assert!(unwritten > 0 && unwritten <= BUFFER_CAPACITY + 1000, "{unwritten}");
         assert!(start.elapsed() < 3 * FINISH_TIMEOUT);
         // A reader that continues receives all bytes.
         assert_eq!(read_to_end(reader).len(), written);

@@ -3,12 +3,12 @@
 //!
 //! A device answers a range of guest-physical addresses that no memslot covers. A guest access to
 //! that range ends `KVM_RUN` with an MMIO exit. The vCPU thread passes the access to the [`Bus`],
-//! which finds the device and takes the lock of that device alone: vCPUs that use different devices
-//! do not contend. Interrupts take the opposite path through an event file descriptor that the
-//! device manager registers as an irqfd, so that no device depends on KVM.
+//! which finds the device and locks only that device: vCPUs that use different devices do not
+//! contend. Interrupts take the opposite path through an eventfd that the device manager
+//! registers as an irqfd, so that no device depends on KVM.
 //!
-//! No guest access makes this program fail: a load that no device handles returns zero, and such a
-//! store has no effect.
+//! A guest access cannot make the program fail: a load that no device handles returns zero, and a
+//! store that no device handles has no effect.
 
 mod bus;
 mod clocks;
@@ -25,12 +25,12 @@ pub use clocks::{BootTimer, Rtc};
 pub use pl011::Pl011;
 pub use serial::Serial;
 
-/// Size of each device's register range in guest-physical address space, in bytes.
-pub const REGISTER_SPACE: u64 = 0x1000;
+/// Size of a device's register range, in bytes; the distance between virtio devices.
+pub const REGISTER_RANGE_SIZE: u64 = 0x1000;
 
 /// Register interface of a device.
 ///
-/// `offset` counts bytes from the first address of the device. The bus passes on accesses of 1, 2,
+/// `offset` counts bytes from the first address of the device. The bus passes accesses of 1, 2,
 /// 4 or 8 bytes that lie within the range of the device; a register may accept fewer sizes. Values
 /// are little-endian. Both functions return whether the device has handled the access: `false`
 /// reports a register that does not exist, does not accept this size, or cannot be accessed at this
@@ -51,9 +51,9 @@ pub trait MmioDevice: Send {
 pub struct MmioDeviceInfo {
     /// Name, unique in the VM: `serial`, `disk0`.
     pub name: String,
-    /// First guest-physical address of its registers, which take [`REGISTER_SPACE`] bytes.
+    /// First guest-physical address of its registers, which take [`REGISTER_RANGE_SIZE`] bytes.
     pub start: GuestAddress,
-    /// Shared peripheral interrupt, counted from 0, if it has one. It is edge-triggered: an irqfd
+    /// SPI of the device, counted from 0, if it has one. The SPI is edge-triggered: an irqfd
     /// without a resample event raises a pulse.
     pub irq: Option<u32>,
     /// `compatible` strings of its device tree node, the most specific one first.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! PL011 serial port (Arm DDI 0183G), for guest kernels without a 16550 driver; most arm64 machines
-//! have it.
+//! PL011 serial port (Arm DDI 0183G) of most arm64 machines, for guest kernels without a 16550
+//! driver.
 //!
 //! Output is written at once: the port is never busy, and each byte raises the transmit interrupt.
 //! A FIFO buffers input. Registers are 32 bits wide; drivers also access their low 16 or 8 bits.
@@ -19,50 +19,51 @@ use super::{
     serial::{SerialOutput, SerialPort},
 };
 
-const DATA: u64 = 0x00;
-const RECEIVE_STATUS: u64 = 0x04;
-const FLAGS: u64 = 0x18;
-const LOW_POWER_COUNTER: u64 = 0x20;
-const CONTROL: u64 = 0x30;
-/// Offsets of registers that store a value without an effect: integer and fractional divisor, line
-/// control, control, FIFO levels, DMA control.
-const STORED: [u64; 6] = [0x24, 0x28, 0x2c, CONTROL, 0x34, 0x48];
-const MASK: u64 = 0x38;
-const RAW_STATUS: u64 = 0x3c;
-const MASKED_STATUS: u64 = 0x40;
-const CLEAR: u64 = 0x44;
-/// Offset of the peripheral and cell identification registers, one byte per word.
-const IDENTIFICATION: u64 = 0xfe0;
-const IDENTITY: [u8; 8] = [0x11, 0x10, 0x14, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
+const UARTDR: u64 = 0x00;
+const UARTRSR: u64 = 0x04;
+const UARTFR: u64 = 0x18;
+const UARTILPR: u64 = 0x20;
+const UARTCR: u64 = 0x30;
+/// Registers that store a value without effect: UARTIBRD, UARTFBRD, UARTLCR_H, UARTCR, UARTIFLS,
+/// UARTDMACR.
+const SCRATCH_REGISTERS: [u64; 6] = [0x24, 0x28, 0x2c, UARTCR, 0x34, 0x48];
+const UARTIMSC: u64 = 0x38;
+const UARTRIS: u64 = 0x3c;
+const UARTMIS: u64 = 0x40;
+const UARTICR: u64 = 0x44;
+/// First of the peripheral and cell identification registers, which hold one byte per word.
+const UARTPERIPHID0: u64 = 0xfe0;
+const IDENTIFICATION_BYTES: [u8; 8] = [0x11, 0x10, 0x14, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
 
-const RECEIVE_EMPTY: u32 = 1 << 4;
-const TRANSMIT_EMPTY: u32 = 1 << 7;
-const RECEIVED: u32 = 1 << 4;
-const TRANSMITTED: u32 = 1 << 5;
-const RECEIVE_TIMEOUT: u32 = 1 << 6;
+const RXFE: u32 = 1 << 4;
+const TXFE: u32 = 1 << 7;
+/// Interrupt causes in UARTIMSC, UARTRIS, UARTMIS and UARTICR.
+const RXRIS: u32 = 1 << 4;
+const TXRIS: u32 = 1 << 5;
+const RTRIS: u32 = 1 << 6;
 
-/// Capacity of the receive FIFO in bytes.
-const FIFO: usize = 32;
+/// Size of the receive FIFO in bytes.
+const FIFO_SIZE: usize = 32;
 
 /// PL011 serial port.
 #[allow(missing_debug_implementations, reason = "it holds any output")]
 pub struct Pl011 {
     irq: EventFd,
     output: SerialOutput,
-    drained: Arc<EventFd>,
+    drain_event: Arc<EventFd>,
     fifo: VecDeque<u8>,
-    status: u32,
-    mask: u32,
-    /// Values of the registers in `STORED`, by offset.
-    stored: BTreeMap<u64, u32>,
+    raw_interrupts: u32,
+    interrupt_mask: u32,
+    /// Values of the registers in `SCRATCH_REGISTERS`, by offset.
+    scratch: BTreeMap<u64, u32>,
 }
 
 impl Pl011 {
     /// Creates a port that interrupts through `irq` and writes to `output`.
     pub fn new(irq: EventFd, output: SerialOutput) -> io::Result<Self> {
-        let drained = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
-        let (fifo, stored) = (VecDeque::new(), BTreeMap::new());
-        Ok(Self { irq, output, drained, fifo, status: 0, mask: 0, stored })
+        let drain_event = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
+        let (fifo, scratch) = (VecDeque::new(), BTreeMap::new());
+        Ok(Self { irq, output, drain_event, fifo, raw_interrupts: 0, interrupt_mask: 0, scratch })
     }
 
     /// Describes the port for the device tree.
@@ -72,7 +73,7 @@ impl Pl011 {
 
     /// Signals the interrupt if an unmasked cause is pending.
     fn update_interrupt(&self) {
-        if self.status & self.mask != 0
+        if self.raw_interrupts & self.interrupt_mask != 0
             && let Err(error) = self.irq.write(1)
         {
             log::debug!("serial interrupt: {error}");
@@ -82,9 +83,9 @@ impl Pl011 {
     fn read_data(&mut self) -> u32 {
         let byte = self.fifo.pop_front().unwrap_or(0);
         if self.fifo.is_empty() {
-            self.status &= !(RECEIVED | RECEIVE_TIMEOUT);
-            // Fails only if the counter is full; the event is then signalled already.
-            let _ = self.drained.write(1);
+            self.raw_interrupts &= !(RXRIS | RTRIS);
+            // The write fails only if the counter is full; the event is then signalled already.
+            let _ = self.drain_event.write(1);
         }
         byte.into()
     }
@@ -93,39 +94,39 @@ impl Pl011 {
         if let Err(error) = self.output.write_all(&[byte]) {
             log::debug!("serial output: {error}");
         }
-        self.status |= TRANSMITTED;
+        self.raw_interrupts |= TXRIS;
         self.update_interrupt();
     }
 
     fn load(&mut self, offset: u64) -> Option<u32> {
         Some(match offset {
-            DATA => self.read_data(),
-            FLAGS if self.fifo.is_empty() => TRANSMIT_EMPTY | RECEIVE_EMPTY,
-            FLAGS => TRANSMIT_EMPTY,
-            MASK => self.mask,
-            RAW_STATUS => self.status,
-            MASKED_STATUS => self.status & self.mask,
-            IDENTIFICATION.. => {
-                let index = usize::try_from((offset - IDENTIFICATION) / 4).ok()?;
-                u32::from(*IDENTITY.get(index)?)
+            UARTDR => self.read_data(),
+            UARTFR if self.fifo.is_empty() => TXFE | RXFE,
+            UARTFR => TXFE,
+            UARTIMSC => self.interrupt_mask,
+            UARTRIS => self.raw_interrupts,
+            UARTMIS => self.raw_interrupts & self.interrupt_mask,
+            UARTPERIPHID0.. => {
+                let index = usize::try_from((offset - UARTPERIPHID0) / 4).ok()?;
+                u32::from(*IDENTIFICATION_BYTES.get(index)?)
             }
-            RECEIVE_STATUS | LOW_POWER_COUNTER => 0,
-            _ if STORED.contains(&offset) => *self.stored.get(&offset).unwrap_or(&0),
+            UARTRSR | UARTILPR => 0,
+            _ if SCRATCH_REGISTERS.contains(&offset) => *self.scratch.get(&offset).unwrap_or(&0),
             _ => return None,
         })
     }
 
     fn store(&mut self, offset: u64, value: u32) -> bool {
         match offset {
-            DATA => self.write_data(value.to_le_bytes()[0]),
-            MASK => {
-                self.mask = value;
+            UARTDR => self.write_data(value.to_le_bytes()[0]),
+            UARTIMSC => {
+                self.interrupt_mask = value;
                 self.update_interrupt();
             }
-            CLEAR => self.status &= !value,
-            RECEIVE_STATUS | LOW_POWER_COUNTER => {}
-            _ if STORED.contains(&offset) => {
-                self.stored.insert(offset, value);
+            UARTICR => self.raw_interrupts &= !value,
+            UARTRSR | UARTILPR => {}
+            _ if SCRATCH_REGISTERS.contains(&offset) => {
+                self.scratch.insert(offset, value);
             }
             _ => return false,
         }
@@ -135,17 +136,17 @@ impl Pl011 {
 
 impl SerialPort for Pl011 {
     fn receive(&mut self, input: &[u8]) -> usize {
-        let space = (FIFO - self.fifo.len()).min(input.len());
+        let space = (FIFO_SIZE - self.fifo.len()).min(input.len());
         self.fifo.extend(&input[..space]);
         if !self.fifo.is_empty() {
-            self.status |= RECEIVED | RECEIVE_TIMEOUT;
+            self.raw_interrupts |= RXRIS | RTRIS;
             self.update_interrupt();
         }
         space
     }
 
-    fn drained(&self) -> Arc<EventFd> {
-        Arc::clone(&self.drained)
+    fn drain_event(&self) -> Arc<EventFd> {
+        Arc::clone(&self.drain_event)
     }
 }
 
@@ -179,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    fn port() -> (Pl011, io::PipeReader, EventFd) {
+    fn new_port() -> (Pl011, io::PipeReader, EventFd) {
         let (screen, output) = io::pipe().unwrap();
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         (Pl011::new(irq.try_clone().unwrap(), Box::new(output)).unwrap(), screen, irq)
@@ -193,16 +194,16 @@ mod tests {
 
     #[test]
     fn transmitted_bytes_reach_the_output_and_raise_an_unmasked_interrupt() {
-        let (mut port, mut screen, irq) = port();
+        let (mut port, mut screen, irq) = new_port();
 
-        assert!(port.write(DATA, b"a"));
+        assert!(port.write(UARTDR, b"a"));
         assert!(irq.read().is_err());
-        assert!(port.write(MASK, &TRANSMITTED.to_le_bytes()));
+        assert!(port.write(UARTIMSC, &TXRIS.to_le_bytes()));
 
         assert_eq!(irq.read().unwrap(), 1);
-        assert_eq!(read_word(&mut port, MASKED_STATUS), TRANSMITTED);
-        assert!(port.write(CLEAR, &TRANSMITTED.to_le_bytes()));
-        assert_eq!(read_word(&mut port, RAW_STATUS), 0);
+        assert_eq!(read_word(&mut port, UARTMIS), TXRIS);
+        assert!(port.write(UARTICR, &TXRIS.to_le_bytes()));
+        assert_eq!(read_word(&mut port, UARTRIS), 0);
         drop(port);
         let mut shown = String::new();
         screen.read_to_string(&mut shown).unwrap();
@@ -210,28 +211,28 @@ mod tests {
     }
 
     #[test]
-    fn the_fifo_bounds_and_keeps_input() {
-        let (mut port, _, irq) = port();
-        assert!(port.write(MASK, &RECEIVED.to_le_bytes()));
+    fn the_fifo_keeps_input_up_to_its_size() {
+        let (mut port, _, irq) = new_port();
+        assert!(port.write(UARTIMSC, &RXRIS.to_le_bytes()));
 
-        assert_eq!(port.receive(&[7; 40]), FIFO);
+        assert_eq!(port.receive(&[7; 40]), FIFO_SIZE);
 
         assert_eq!(irq.read().unwrap(), 1);
-        assert_eq!(read_word(&mut port, FLAGS), TRANSMIT_EMPTY);
-        let read: Vec<u32> = (0..FIFO).map(|_| read_word(&mut port, DATA)).collect();
-        assert_eq!(read, [7; FIFO]);
-        assert_eq!(read_word(&mut port, FLAGS), TRANSMIT_EMPTY | RECEIVE_EMPTY);
-        assert_eq!(read_word(&mut port, RAW_STATUS), 0);
+        assert_eq!(read_word(&mut port, UARTFR), TXFE);
+        let read: Vec<u32> = (0..FIFO_SIZE).map(|_| read_word(&mut port, UARTDR)).collect();
+        assert_eq!(read, [7; FIFO_SIZE]);
+        assert_eq!(read_word(&mut port, UARTFR), TXFE | RXFE);
+        assert_eq!(read_word(&mut port, UARTRIS), 0);
     }
 
     #[test]
     fn accesses_to_missing_registers_are_refused() {
-        let (mut port, ..) = port();
+        let (mut port, ..) = new_port();
 
         for offset in [0x08, 0x4c, 0x800, 0xffe] {
             assert!(!port.write(offset, &[1; 4]), "{offset:#x}");
         }
-        assert!(!port.write(CONTROL, &[1; 8]));
-        assert!(!port.read(CONTROL + 2, &mut [9; 2]));
+        assert!(!port.write(UARTCR, &[1; 8]));
+        assert!(!port.read(UARTCR + 2, &mut [9; 2]));
     }
 }

@@ -34,14 +34,14 @@ impl Trigger for InterruptLine {
 
 /// Serial port that accepts input.
 pub trait SerialPort: MmioDevice {
-    /// Takes as many bytes of `input` as the FIFO has space for, and returns their number.
+    /// Accepts as many bytes of `input` as fit into the FIFO, and returns their number.
     fn receive(&mut self, input: &[u8]) -> usize;
 
     /// Returns the event that the port signals when the guest has read all input.
-    fn drained(&self) -> Arc<EventFd>;
+    fn drain_event(&self) -> Arc<EventFd>;
 }
 
-/// Event of [`SerialPort::drained`].
+/// Event of [`SerialPort::drain_event`].
 struct DrainEvent(Arc<EventFd>);
 
 impl SerialEvents for DrainEvent {
@@ -50,7 +50,7 @@ impl SerialEvents for DrainEvent {
     fn tx_lost_byte(&self) {}
 
     fn in_buffer_empty(&self) {
-        // Fails only if the counter is full; the event is then signalled already.
+        // The write fails only if the counter is full; the event is then signalled already.
         let _ = self.0.write(1);
     }
 }
@@ -58,8 +58,8 @@ impl SerialEvents for DrainEvent {
 impl Serial {
     /// Creates a port that interrupts through `irq` and writes to `output`.
     pub fn new(irq: EventFd, output: SerialOutput) -> io::Result<Self> {
-        let drained = DrainEvent(Arc::new(EventFd::new(libc::EFD_NONBLOCK)?));
-        let port = vm_superio::Serial::with_events(InterruptLine(irq), drained, output);
+        let drain_event = DrainEvent(Arc::new(EventFd::new(libc::EFD_NONBLOCK)?));
+        let port = vm_superio::Serial::with_events(InterruptLine(irq), drain_event, output);
         Ok(Self { port })
     }
 
@@ -72,11 +72,11 @@ impl Serial {
 
 impl SerialPort for Serial {
     fn receive(&mut self, input: &[u8]) -> usize {
-        // Fails if the FIFO is full.
+        // The call fails if the FIFO is full.
         self.port.enqueue_raw_bytes(input).unwrap_or(0)
     }
 
-    fn drained(&self) -> Arc<EventFd> {
+    fn drain_event(&self) -> Arc<EventFd> {
         Arc::clone(&self.port.events().0)
     }
 }
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn accesses_other_than_to_byte_registers_are_refused() {
+    fn only_byte_accesses_to_registers_are_accepted() {
         let mut serial = Serial::new(event(), Box::new(io::sink())).unwrap();
 
         assert!(!serial.read(0, &mut [9; 4]));

@@ -17,8 +17,8 @@ ioctl_iow_nr!(KVM_ENABLE_CAP, KVMIO, 0xa3, kvm_enable_cap);
 ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
 ioctl_io_nr!(KVM_RESET_DIRTY_RINGS, KVMIO, 0xc7);
 
-/// Write-protects the pages of all harvested entries of a VM's dirty rings and returns the entries
-/// to the kernel (`KVM_RESET_DIRTY_RINGS`).
+/// Write-protects all pages harvested from the dirty rings and returns their entries to the kernel
+/// (`KVM_RESET_DIRTY_RINGS`).
 pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     // SAFETY: the call takes no argument.
     match unsafe { ioctl(&vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS()) } {
@@ -27,11 +27,11 @@ pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     }
 }
 
-/// Enables capability `cap` of a VM with `argument` as its first argument (`KVM_ENABLE_CAP`).
+/// Enables capability `cap` of `vm`, with `argument` as `args[0]` of `KVM_ENABLE_CAP`.
 pub fn enable_capability(vm: &VmFd, cap: u32, argument: u64) -> errno::Result<()> {
     let args = [argument, 0, 0, 0];
     let cap = kvm_enable_cap { cap, args, ..kvm_enable_cap::default() };
-    // SAFETY: the descriptor is a VM's and the kernel reads exactly this struct.
+    // SAFETY: `vm` is a VM's file descriptor, and the kernel reads exactly this struct.
     match unsafe { ioctl_with_ref(vm, KVM_ENABLE_CAP(), &cap) } {
         0 => Ok(()),
         _ => Err(errno::Error::last()),
@@ -43,7 +43,7 @@ pub fn enable_capability(vm: &VmFd, cap: u32, argument: u64) -> errno::Result<()
 /// are multiples of 64, unless the range ends with the memslot.
 ///
 /// # Errors
-/// The kernel's error; `EINVAL` if the bitmap is shorter than `num_pages`.
+/// The kernel refuses the call, or the bitmap is shorter than `num_pages` (`EINVAL`).
 pub fn clear_dirty_log(
     vm: &VmFd,
     slot: u32,
@@ -62,7 +62,7 @@ pub fn clear_dirty_log(
             dirty_bitmap: bitmap.as_mut_ptr().cast(),
         },
     };
-    // SAFETY: the descriptor is a VM's; the bitmap has a bit for each page, as checked above.
+    // SAFETY: `vm` is a VM's file descriptor, and the bitmap has a bit for each page (see above).
     match unsafe { ioctl_with_mut_ref(vm, KVM_CLEAR_DIRTY_LOG(), &mut log) } {
         0 => Ok(()),
         _ => Err(errno::Error::last()),
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_match_the_numbers_of_the_bindings() {
+    fn exit_names_match_the_numbers_of_kvm_bindings() {
         for (reason, name) in [
             (KVM_EXIT_MMIO, "KVM_EXIT_MMIO"),
             (KVM_EXIT_INTERNAL_ERROR, "KVM_EXIT_INTERNAL_ERROR"),

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Kicks: forcing a vCPU out of the guest from another thread.
+//! Kicks, which force a vCPU out of the guest from another thread.
 //!
 //! A kick sets `immediate_exit` in the vCPU's `kvm_run`, so that no later `KVM_RUN` enters the
 //! guest, and then sends a signal to the vCPU's thread, so that a running `KVM_RUN` returns. In
-//! both cases `KVM_RUN` returns `EINTR`. This order loses no kick: a signal that arrives before
-//! `KVM_RUN` finds the flag set. The signal handler is empty. [`KickTarget::clear_kicks`] lets the
-//! vCPU enter the guest again.
+//! both cases `KVM_RUN` returns `EINTR`. This order loses no kick: if the signal arrives before
+//! `KVM_RUN`, the flag is already set. The signal handler is empty. After
+//! [`KickTarget::clear_kicks`] the vCPU can enter the guest again.
 //!
-//! A kick accesses the vCPU's `kvm_run` and its thread. [`KickTarget`] refers to both and is
-//! emptied under a lock before the vCPU is dropped, so a late kick has no effect.
+//! A kick accesses the vCPU's `kvm_run` and its thread. Dropping [`KickTarget`] clears both
+//! references under a lock, so a later kick has no effect.
 
 use std::{
     io,
@@ -26,11 +26,11 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 #[derive(Debug)]
 struct BoundVcpu {
     immediate_exit: *mut u8,
-    thread: libc::pid_t,
+    thread_id: libc::pid_t,
 }
 
-// SAFETY: the pointer is into a mapping that every thread may access; it is used for atomic stores
-// only, under the lock that protects it.
+// SAFETY: the pointer refers to a mapping that every thread may access; it is used for atomic
+// stores only, under the lock that protects it.
 unsafe impl Send for BoundVcpu {}
 
 impl BoundVcpu {
@@ -43,7 +43,7 @@ impl BoundVcpu {
 
 #[derive(Debug, Default)]
 struct KickState {
-    kicked: AtomicBool,
+    is_kicked: AtomicBool,
     vcpu: Mutex<Option<BoundVcpu>>,
 }
 
@@ -65,14 +65,14 @@ impl KickTarget {
         register_signal_handler(SIGRTMIN(), ignore_signal)?;
         let immediate_exit = &raw mut vcpu.get_kvm_run().immediate_exit;
         // SAFETY: gettid takes no argument and cannot fail.
-        let thread = unsafe { libc::gettid() };
-        *self.state.vcpu.lock() = Some(BoundVcpu { immediate_exit, thread });
+        let thread_id = unsafe { libc::gettid() };
+        *self.state.vcpu.lock() = Some(BoundVcpu { immediate_exit, thread_id });
         Ok(Kicker { state: Arc::clone(&self.state) })
     }
 
     /// Returns whether the vCPU was kicked since the last [`Self::clear_kicks`].
-    pub fn kicked(&self) -> bool {
-        self.state.kicked.load(Ordering::Acquire)
+    pub fn is_kicked(&self) -> bool {
+        self.state.is_kicked.load(Ordering::Acquire)
     }
 
     /// Clears earlier kicks, so that the vCPU can enter the guest again.
@@ -82,7 +82,7 @@ impl KickTarget {
     /// before it enters the guest.
     pub fn clear_kicks(&self) {
         let target = self.state.vcpu.lock();
-        self.state.kicked.store(false, Ordering::Release);
+        self.state.is_kicked.store(false, Ordering::Release);
         if let Some(vcpu) = target.as_ref() {
             vcpu.set_immediate_exit(0);
         }
@@ -98,13 +98,13 @@ impl Drop for KickTarget {
 impl Kicker {
     /// Forces the vCPU out of the guest until [`KickTarget::clear_kicks`].
     pub fn kick(&self) {
-        self.state.kicked.store(true, Ordering::Release);
+        self.state.is_kicked.store(true, Ordering::Release);
         if let Some(vcpu) = self.state.vcpu.lock().as_ref() {
             vcpu.set_immediate_exit(1);
             let process = std::process::id();
             // SAFETY: the signal has an empty handler; if the thread has ended, the call returns
             // ESRCH.
-            unsafe { libc::syscall(libc::SYS_tgkill, process, vcpu.thread, SIGRTMIN()) };
+            unsafe { libc::syscall(libc::SYS_tgkill, process, vcpu.thread_id, SIGRTMIN()) };
         }
     }
 }

@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memslots: guest-physical ranges backed by memory of this process, and their dirty logs.
-//!
-//! Plain logging: the kernel write-protects the memslot when logging starts, and reading the log
-//! clears it and write-protects the reported pages again. Manual clearing: reading changes nothing;
-//! `KVM_CLEAR_DIRTY_LOG` clears and write-protects. Initially set: starting write-protects nothing
-//! and sets every page in the log, so [`DirtyLog::switch`] clears the log once. [Dirty
-//! rings](super::dirty_ring): `KVM_GET_DIRTY_LOG` is not used; the harvested pages are the log.
 
 use std::sync::Arc;
 
@@ -23,7 +17,7 @@ use super::{
 };
 use crate::memory::GuestRam;
 
-/// A memslot. It keeps its memory mapped; close the VM's file descriptor before dropping it.
+/// A memslot, which keeps its memory mapped. Close the VM's file descriptor before dropping it.
 #[derive(Debug)]
 pub struct Memslot {
     number: u32,
@@ -37,7 +31,7 @@ impl Memslot {
     /// The memslot overlaps another one or exceeds the VM's address width.
     pub fn new(vm: &VmFd, number: u32, ram: Arc<GuestRam>) -> Result<Self, KvmError> {
         let slot = Self { number, ram };
-        slot.set(vm, 0)?;
+        slot.set_region(vm, 0)?;
         Ok(slot)
     }
 
@@ -46,7 +40,7 @@ impl Memslot {
         &self.ram
     }
 
-    fn set(&self, vm: &VmFd, flags: u32) -> Result<(), KvmError> {
+    fn set_region(&self, vm: &VmFd, flags: u32) -> Result<(), KvmError> {
         let region = kvm_userspace_memory_region {
             slot: self.number,
             flags,
@@ -61,20 +55,21 @@ impl Memslot {
     }
 }
 
-/// A dirty logging mode of KVM.
+/// Dirty logging mode of KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DirtyMode {
-    /// Reading the log clears it and write-protects the region again (`KVM_GET_DIRTY_LOG` alone).
+    /// Log that `KVM_GET_DIRTY_LOG` clears: the call write-protects the reported pages again. The
+    /// start of logging write-protects the memslot.
     #[default]
     Plain,
-    /// Reading the log changes nothing; `KVM_CLEAR_DIRTY_LOG` clears it.
+    /// Log that only `KVM_CLEAR_DIRTY_LOG` clears, which write-protects the pages again.
     Manual,
-    /// As [`DirtyMode::Manual`], but starting marks every page dirty instead of write-protecting
-    /// the region (`KVM_DIRTY_LOG_INITIALLY_SET`).
+    /// [`DirtyMode::Manual`] whose start marks every page dirty instead of write-protecting the
+    /// memslot (`KVM_DIRTY_LOG_INITIALLY_SET`).
     #[serde(rename = "initially-set")]
     ManualInitiallySet,
-    /// Each vCPU has a ring of the pages that it dirties (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`).
+    /// [Ring](super::dirty_ring) of dirty pages for each vCPU; the harvested pages are the log.
     Ring,
 }
 
@@ -83,8 +78,8 @@ pub enum DirtyMode {
 pub struct DirtyLog {
     mode: DirtyMode,
     rings: Option<Arc<DirtyRings>>,
-    /// The pages read from the log since it was last cleared; `None` while logging is off.
-    seen: Option<Vec<u64>>,
+    /// Pages read from the log since it was last cleared; `None` while logging is off.
+    dirty_bitmap: Option<Vec<u64>>,
 }
 
 impl DirtyLog {
@@ -126,34 +121,36 @@ impl DirtyLog {
                 KvmError::call("KVM_ENABLE_CAP (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2)", error)
             })?;
         }
-        Ok(Self { mode, rings, seen: None })
+        Ok(Self { mode, rings, dirty_bitmap: None })
     }
 
     /// Starts or stops dirty logging of `slot`.
-    pub fn switch(&mut self, vm: &VmFd, slot: &Memslot, on: bool) -> Result<(), KvmError> {
-        slot.set(vm, if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })?;
+    pub fn set_enabled(&mut self, vm: &VmFd, slot: &Memslot, on: bool) -> Result<(), KvmError> {
+        slot.set_region(vm, if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })?;
         if let Some(rings) = &self.rings {
-            // Discards pages of an earlier logging session.
-            rings.take(slot.number)?;
+            // Pages harvested during an earlier logging session are discarded.
+            rings.take_bitmap(slot.number)?;
         }
-        self.seen = on.then(Vec::new);
+        self.dirty_bitmap = on.then(Vec::new);
         if on && self.mode == DirtyMode::ManualInitiallySet {
-            self.collect(vm, slot)?;
+            // This first clear write-protects the memslot.
+            self.read_and_clear(vm, slot)?;
         }
         Ok(())
     }
 
-    /// Returns the pages written since logging started or was last cleared, one bit each, lowest
-    /// first. Logging must be on.
+    /// Returns the pages written since logging started or the log was last cleared, one bit each,
+    /// lowest first. Logging must be on.
     pub fn read(&mut self, vm: &VmFd, slot: &Memslot) -> Result<Vec<u64>, KvmError> {
-        let Some(seen) = self.seen.as_mut() else {
+        let Some(dirty) = self.dirty_bitmap.as_mut() else {
             return Err(KvmError::NotLogging);
         };
         let size = usize::try_from(slot.ram().size().0).unwrap_or(usize::MAX);
         let log = match &self.rings {
             Some(rings) => {
-                let base = usize::try_from(slot.ram().plan().base_page().0).unwrap_or(usize::MAX);
-                let mut log = rings.take(slot.number)?;
+                let base =
+                    usize::try_from(slot.ram().plan().base_page_size().0).unwrap_or(usize::MAX);
+                let mut log = rings.take_bitmap(slot.number)?;
                 log.resize((size / base).div_ceil(64), 0);
                 log
             }
@@ -161,18 +158,18 @@ impl DirtyLog {
                 .get_dirty_log(slot.number, size)
                 .map_err(|error| KvmError::call("KVM_GET_DIRTY_LOG", error))?,
         };
-        merge(seen, &log);
-        Ok(seen.clone())
+        merge_bitmaps(dirty, &log);
+        Ok(dirty.clone())
     }
 
-    /// Returns the log and clears it. Later writes are in the next log. Logging must be on.
-    pub fn collect(&mut self, vm: &VmFd, slot: &Memslot) -> Result<Vec<u64>, KvmError> {
+    /// Returns the log and clears it. Later writes appear in the next log. Logging must be on.
+    pub fn read_and_clear(&mut self, vm: &VmFd, slot: &Memslot) -> Result<Vec<u64>, KvmError> {
         let mut dirty = self.read(vm, slot)?;
         if matches!(self.mode, DirtyMode::Manual | DirtyMode::ManualInitiallySet) {
             let ram = slot.ram();
-            let mut pages = ram.size().0 / ram.plan().base_page().0;
+            let mut pages = ram.size().0 / ram.plan().base_page_size().0;
             let mut first = 0;
-            // The page count has 32 bits and is a multiple of 64, except at the end of the memslot.
+            // `num_pages` has 32 bits and is a multiple of 64, except at the end of the memslot.
             while pages > 0 {
                 let now = u32::try_from(pages).unwrap_or(1 << 31);
                 let words = usize::try_from(first / 64).unwrap_or(usize::MAX);
@@ -182,17 +179,17 @@ impl DirtyLog {
                 pages -= u64::from(now);
             }
         }
-        self.seen = Some(Vec::new());
+        self.dirty_bitmap = Some(Vec::new());
         Ok(dirty)
     }
 }
 
-/// Adds the bits of `log` to `seen`.
-fn merge(seen: &mut Vec<u64>, log: &[u64]) {
-    if seen.len() < log.len() {
-        seen.resize(log.len(), 0);
+/// Adds the bits of `log` to `dirty`.
+fn merge_bitmaps(dirty: &mut Vec<u64>, log: &[u64]) {
+    if dirty.len() < log.len() {
+        dirty.resize(log.len(), 0);
     }
-    for (word, new) in seen.iter_mut().zip(log) {
+    for (word, new) in dirty.iter_mut().zip(log) {
         *word |= new;
     }
 }
@@ -202,12 +199,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn merge_keeps_the_bits_of_both_logs() {
-        let mut seen = Vec::new();
+    fn merge_bitmaps_keeps_the_bits_of_both_logs() {
+        let mut dirty = Vec::new();
 
-        merge(&mut seen, &[0b01, 0]);
-        merge(&mut seen, &[0b10, 1 << 63]);
+        merge_bitmaps(&mut dirty, &[0b01, 0]);
+        merge_bitmaps(&mut dirty, &[0b10, 1 << 63]);
 
-        assert_eq!(seen, [0b11, 1 << 63]);
+        assert_eq!(dirty, [0b11, 1 << 63]);
     }
 }

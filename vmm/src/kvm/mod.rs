@@ -3,16 +3,16 @@
 //! and tracepoint counters, the ioctls that `kvm-ioctls` lacks, and kicks that force a vCPU out of
 //! the guest.
 
-mod access;
 pub mod dirty_ring;
 pub mod ioctls;
 pub mod kick;
 pub mod memslot;
+mod open;
 pub mod stage2_tables;
 pub mod stats;
 pub mod tracepoints;
 
-pub use access::open;
+pub use open::open;
 
 use std::io;
 
@@ -20,16 +20,16 @@ use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
 use vmm_sys_util::errno;
 
-/// Error returned when KVM refuses a request.
+/// Error returned when KVM or one of its counters cannot be used.
 #[derive(Debug, Error)]
 pub enum KvmError {
-    /// `/dev/kvm` cannot be used.
+    /// Error returned when `/dev/kvm` cannot be used.
     #[error(
-        "{0}. Without KVM: `granule bench --engine model` runs the fault path in software; \
+        "{0}. Without KVM: `granule bench --engine software` runs the fault path in software; \
          `granule lab` emulates a host that has KVM"
     )]
     Open(String),
-    /// A call failed.
+    /// Error of an ioctl or a system call.
     #[error("{call} failed")]
     Call {
         /// The ioctl or system call.
@@ -37,10 +37,10 @@ pub enum KvmError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// This host's KVM does not support the request.
+    /// Error returned when this host's KVM does not support the request.
     #[error("{0}")]
     Unsupported(String),
-    /// The kernel overwrote entries of a dirty ring that had not been harvested.
+    /// Error returned when the kernel overwrote entries of a dirty ring before they were harvested.
     #[error(
         "a dirty ring of {entries} entries has no free entry: KVM did not exit to user space in \
          time, and the log misses pages; use plain or manual dirty logging"
@@ -49,7 +49,7 @@ pub enum KvmError {
         /// Number of entries of the ring.
         entries: usize,
     },
-    /// The counter of a kernel event cannot be read.
+    /// Error returned when the counter of a kernel event cannot be read.
     #[error("the perf event kvm:{name} cannot be read; run without events")]
     ReadEvent {
         /// The tracepoint or the event filter.
@@ -57,10 +57,10 @@ pub enum KvmError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// A statistics file cannot be read.
+    /// Error returned when a statistics file cannot be read.
     #[error("KVM statistics cannot be read; run without events")]
     ReadStatistics(#[source] io::Error),
-    /// The dirty log was read while dirty logging is off.
+    /// Error returned when the dirty log is read while dirty logging is off.
     #[error("the dirty log cannot be read while dirty logging is off")]
     NotLogging,
 }
@@ -81,8 +81,8 @@ impl KvmError {
     }
 }
 
-/// Checks a number of vCPUs against `KVM_CAP_MAX_VCPUS`.
-pub fn check_vcpus(kvm: &Kvm, requested: u32) -> Result<(), KvmError> {
+/// Checks the requested number of vCPUs against `KVM_CAP_MAX_VCPUS`.
+pub fn check_vcpu_count(kvm: &Kvm, requested: u32) -> Result<(), KvmError> {
     let limit = u32::try_from(kvm.check_extension_int(Cap::MaxVcpus)).unwrap_or(0);
     if requested == 0 || requested > limit {
         return Err(KvmError::Unsupported(format!(

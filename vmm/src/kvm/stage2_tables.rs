@@ -6,43 +6,41 @@
 //! only with a single guest, as in the lab, or as a difference on an otherwise idle host.
 //!
 //! The contents are in debugfs (`CONFIG_PTDUMP_STAGE2_DEBUGFS`, since Linux 6.12), one line for
-//! each run of equal entries: `0x0000000080000000-0x0000000084000000          64M 2 R W …`, where 2
-//! is the level.
+//! each run of equal entries. In `0x0000000080000000-0x0000000084000000 64M 2 R W`, 2 is the level.
 
 use std::{collections::BTreeMap, fs, os::fd::AsRawFd, path::Path};
 
 use crate::memory::kib_field;
 
-/// Returns the size of the stage-2 tables of all guests of this host in bytes, if the kernel counts
-/// them.
+/// Returns the total size of this host's stage-2 tables in bytes, if the kernel counts them.
 #[must_use]
 pub fn stage2_table_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     kib_field(&text, "SecPageTables").map(|size| size.0)
 }
 
-/// KVM's debugfs folder; a VM's folder in it is named by process and file descriptor.
-const DEBUGFS: &str = "/sys/kernel/debug/kvm";
+/// Debugfs folder of KVM, with a folder `PID-FD` for each VM.
+const KVM_DEBUGFS: &str = "/sys/kernel/debug/kvm";
 
-/// Returns the bytes that the leaves of each level of a VM's stage-2 tables map; empty if the host
+/// Returns the bytes that a VM's stage-2 tables map at each level. The result is empty if the host
 /// does not export the tables.
 #[must_use]
 pub fn mapped_by_level(vm: &impl AsRawFd) -> BTreeMap<u8, u64> {
     let folder = format!("{}-{}", std::process::id(), vm.as_raw_fd());
-    let dump = Path::new(DEBUGFS).join(folder).join("stage2_page_tables");
-    fs::read_to_string(dump).map_or_else(|_| BTreeMap::new(), |text| leaves(&text))
+    let dump = Path::new(KVM_DEBUGFS).join(folder).join("stage2_page_tables");
+    fs::read_to_string(dump).map_or_else(|_| BTreeMap::new(), |text| sum_by_level(&text))
 }
 
-fn leaves(dump: &str) -> BTreeMap<u8, u64> {
+fn sum_by_level(dump: &str) -> BTreeMap<u8, u64> {
     let mut mapped = BTreeMap::new();
-    for (level, bytes) in dump.lines().filter_map(leaf) {
+    for (level, bytes) in dump.lines().filter_map(parse_leaf) {
         *mapped.entry(level).or_default() += bytes;
     }
     mapped
 }
 
-/// Parses the level and bytes of a line. Invalid entries have no attributes, or `F` for fault.
-fn leaf(line: &str) -> Option<(u8, u64)> {
+/// Parses the level and size of a line. Invalid entries have no attributes, or `F` for fault.
+fn parse_leaf(line: &str) -> Option<(u8, u64)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
@@ -58,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leaves_sums_the_bytes_of_each_level() {
+    fn sum_by_level_adds_the_bytes_of_each_level() {
         let dump = "---[ Guest IPA ]---\n\
             0x0000000000000000-0x0000000000003000          12K 3   R W px ux AF\n\
             0x0000000000003000-0x0000000000200000        2036K 3 F\n\
@@ -66,6 +64,6 @@ mod tests {
             0x0000000080000000-0x0000000084000000          64M 2   R W px ux AF BLK\n\
             0x0000000084000000-0x0000000084200000           2M 2   R   PXNUXN AF BLK\n";
 
-        assert_eq!(leaves(dump), BTreeMap::from([(2, 66 << 20), (3, 12 << 10)]));
+        assert_eq!(sum_by_level(dump), BTreeMap::from([(2, 66 << 20), (3, 12 << 10)]));
     }
 }

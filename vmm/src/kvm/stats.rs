@@ -2,13 +2,13 @@
 //! KVM statistics of a VM and its vCPUs (`KVM_GET_STATS_FD`, `Documentation/virt/kvm/api.rst`
 //! 4.133; since Linux 5.14).
 //!
-//! The header of a statistics file holds the offsets of the descriptors, each with a name, and of
-//! the data. Only statistics of faults, mappings, TLB flushes and exits are read. They are selected
-//! by name prefix, because names depend on the architecture. A VM's statistics are named `vm.NAME`;
+//! The header of a statistics file holds the offsets of descriptors and data; a descriptor holds a
+//! name. Only statistics of faults, mappings, TLB flushes and exits are read. They are selected by
+//! name prefix, because names depend on the architecture. A VM's statistics are named `vm.NAME`;
 //! those of all vCPUs are summed as `vcpu.NAME`.
 //!
-//! A KVM with its own fault path exports these statistics without counting them. After a guest has
-//! run, faults and mapped pages are above zero; statistics that are all zero then are left out.
+//! Some implementations of KVM export statistics without counting them. After a guest has run,
+//! fault and page statistics that are all zero are therefore removed.
 
 use std::{
     collections::BTreeMap,
@@ -29,8 +29,8 @@ use vmm_sys_util::{errno, ioctl::ioctl, ioctl_io_nr};
 
 use super::KvmError;
 
-mod number {
-    //! A scope for the undocumented public function that the macro defines.
+mod ioctl_number {
+    //! Ioctl number, in a module of its own because the macro defines an undocumented function.
     #![allow(missing_docs, reason = "defined by the macro")]
 
     use super::{KVMIO, ioctl_io_nr};
@@ -38,7 +38,7 @@ mod number {
     ioctl_io_nr!(KVM_GET_STATS_FD, KVMIO, 0xce);
 }
 
-/// The type of a statistic.
+/// Type of a statistic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatisticKind {
     /// A counter that only grows (`KVM_STATS_TYPE_CUMULATIVE`).
@@ -69,26 +69,26 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Adds the statistics of a VM, if the kernel has them.
+    /// Adds the statistics of a VM, if the kernel exports them.
     pub fn add_vm(&mut self, vm: &VmFd) {
-        self.add("vm", vm);
+        self.add_file("vm", vm);
     }
 
-    /// Adds the statistics of a vCPU, if the kernel has them.
+    /// Adds the statistics of a vCPU, if the kernel exports them.
     pub fn add_vcpu(&mut self, vcpu: &VcpuFd) {
-        self.add("vcpu", vcpu);
+        self.add_file("vcpu", vcpu);
     }
 
-    fn add(&mut self, owner: &str, fd: &impl AsRawFd) {
-        match open(fd).and_then(|file| describe(owner, file)) {
+    fn add_file(&mut self, owner: &str, fd: &impl AsRawFd) {
+        match open_statistics(fd).and_then(|file| read_descriptors(owner, file)) {
             Ok(file) => self.files.push(file),
             Err(reason) => log::debug!("no statistics of a {owner}: {reason}"),
         }
     }
 
-    /// Removes statistics that this KVM does not count: faults (`pf_*`) or mapped pages (`pages_*`)
-    /// that are all 0. Call it after the guest has run.
-    pub fn leave_out_uncounted(&mut self) -> Result<(), KvmError> {
+    /// Removes the fault (`pf_*`) or page (`pages_*`) statistics if all are 0. Call it after the
+    /// guest has run.
+    pub fn remove_uncounted(&mut self) -> Result<(), KvmError> {
         for (kind, family) in
             [(StatisticKind::Cumulative, ".pf_"), (StatisticKind::Instant, ".pages_")]
         {
@@ -119,10 +119,9 @@ impl Statistics {
     }
 }
 
-/// Opens the statistics file of a VM or vCPU.
-fn open(fd: &impl AsRawFd) -> io::Result<File> {
+fn open_statistics(fd: &impl AsRawFd) -> io::Result<File> {
     // SAFETY: the ioctl has no argument and fails on other file descriptors and older kernels.
-    let file = unsafe { ioctl(fd, number::KVM_GET_STATS_FD()) };
+    let file = unsafe { ioctl(fd, ioctl_number::KVM_GET_STATS_FD()) };
     if file < 0 {
         return Err(errno::Error::last().into());
     }
@@ -130,21 +129,21 @@ fn open(fd: &impl AsRawFd) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(file) })
 }
 
-/// Reads the header and the descriptors.
-fn describe(owner: &str, mut file: File) -> io::Result<StatisticsFile> {
+fn read_descriptors(owner: &str, mut file: File) -> io::Result<StatisticsFile> {
     let mut header = [0; size_of::<kvm_stats_header>()];
     file.read_exact(&mut header)?;
-    let [_, name_size, count, _, descriptors, data] = words(&header);
+    let [_, name_size, count, _, descriptors, data] = first_words(&header);
     let size = size_of::<kvm_stats_desc>() + usize::try_from(name_size).unwrap_or(0);
     let mut bytes = vec![0; size * usize::try_from(count).unwrap_or(0)];
     file.read_exact_at(&mut bytes, descriptors.into())?;
-    let fields =
-        bytes.chunks_exact(size).filter_map(|descriptor| field(owner, data, descriptor)).collect();
+    let fields = bytes
+        .chunks_exact(size)
+        .filter_map(|descriptor| parse_descriptor(owner, data, descriptor))
+        .collect();
     Ok(StatisticsFile { file, fields })
 }
 
-/// Returns the first six 32-bit words.
-fn words(bytes: &[u8]) -> [u32; 6] {
+fn first_words(bytes: &[u8]) -> [u32; 6] {
     let mut words = [0; 6];
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(4)) {
         *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -154,11 +153,11 @@ fn words(bytes: &[u8]) -> [u32; 6] {
 
 /// Parses a descriptor: flags, exponent and number of values, data offset, bucket size, name.
 /// Returns `None` for statistics that are not selected.
-fn field(owner: &str, data: u32, descriptor: &[u8]) -> Option<StatisticField> {
+fn parse_descriptor(owner: &str, data: u32, descriptor: &[u8]) -> Option<StatisticField> {
     let (head, name) = descriptor.split_at_checked(size_of::<kvm_stats_desc>())?;
     let name = name.split(|byte| *byte == 0).next()?;
     let name = std::str::from_utf8(name).ok()?;
-    let [flags, exponent_and_values, offset, ..] = words(head);
+    let [flags, exponent_and_values, offset, ..] = first_words(head);
     let kind = match flags & KVM_STATS_TYPE_MASK {
         KVM_STATS_TYPE_CUMULATIVE => StatisticKind::Cumulative,
         KVM_STATS_TYPE_INSTANT => StatisticKind::Instant,
@@ -171,7 +170,7 @@ fn field(owner: &str, data: u32, descriptor: &[u8]) -> Option<StatisticField> {
     })
 }
 
-/// Selects statistics of faults, mappings, TLB flushes and exits.
+/// Returns whether a statistic counts faults, mappings, TLB flushes or exits.
 fn is_selected(name: &str) -> bool {
     ["pf_", "pages_", "mmu_", "nx_lpage"].iter().any(|prefix| name.starts_with(prefix))
         || name.contains("tlb_flush")
@@ -212,11 +211,10 @@ mod tests {
             (descriptor(2, 1, 0, "pages_peak"), None),
             (vec![0; 3], None),
         ] {
-            assert_eq!(field("vcpu", 0x100, &descriptor), expected);
+            assert_eq!(parse_descriptor("vcpu", 0x100, &descriptor), expected);
         }
     }
 
-    /// Returns statistics with these values.
     fn statistics(values: &[(&str, StatisticKind, u64)]) -> Statistics {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.2.to_le_bytes()).collect();
         let file = tempfile::tempfile().unwrap();
@@ -236,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_that_are_all_zero_are_left_out() {
+    fn statistics_that_are_all_zero_are_removed() {
         let mut none = statistics(&[
             ("vcpu.exits", StatisticKind::Cumulative, 0),
             ("vcpu.pf_taken", StatisticKind::Cumulative, 0),
@@ -250,8 +248,8 @@ mod tests {
         ]);
         let all = names(&some);
 
-        none.leave_out_uncounted().unwrap();
-        some.leave_out_uncounted().unwrap();
+        none.remove_uncounted().unwrap();
+        some.remove_uncounted().unwrap();
 
         assert_eq!(names(&none), ["vcpu.exits"]);
         assert_eq!(names(&some), all);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Counts of the host kernel's KVM tracepoints: faults, exits and mmu_notifier calls.
+//! Counters of KVM tracepoints in the host kernel: faults, exits and mmu_notifier calls.
 //!
-//! Each tracepoint is a perf event of this process and of every thread that it starts *after*
-//! [`EventCounters::open`] (inherited counters). Other VMs of the host and kernel threads
-//! (khugepaged) are not counted. Open the counters before the vCPU threads start.
+//! A perf event counts a tracepoint in this process and in every thread that it starts *after*
+//! [`PerfCounters::open`] (inherited counters), but not in other VMs of the host and kernel threads
+//! (khugepaged). Open the counters before the vCPU threads start.
 //!
 //! A perf event selects a tracepoint by its ID in tracefs, which only root can read. An event that
 //! cannot be opened is absent from the counts, never zero; the reason is logged at debug level.
 //!
-//! Each counted event costs a few hundred instructions, and each context switch saves and restores
-//! the counters.
+//! Each counted event executes additional instructions in the kernel, and each context switch saves
+//! and restores the counters.
 
 use std::{ffi::CStr, fs, io, os::fd::AsRawFd, path::Path};
 
@@ -18,35 +18,34 @@ use perf_event::{Builder, Counter, events::Tracepoint};
 
 use super::KvmError;
 
-/// Mount points of tracefs.
-const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+const TRACEFS_MOUNTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
-/// Running counters of kernel events.
+/// Open perf counters of KVM tracepoints.
 #[derive(Debug, Default)]
-pub struct EventCounters {
+pub struct PerfCounters {
     counters: Vec<(&'static str, Counter)>,
 }
 
-impl EventCounters {
+impl PerfCounters {
     /// Opens a counter for each of the KVM `tracepoints` that the host has and this process may
     /// count.
     pub fn open(tracepoints: &[&'static str]) -> Self {
         let mut counters = Self::default();
-        let tracefs = tracefs();
+        let tracefs = find_tracefs();
         for name in tracepoints {
-            counters.add(name, open(tracefs, name));
+            counters.add(name, open_counter(tracefs, name));
         }
         counters
     }
 
-    /// Opens counters of one tracepoint, each `(name, filter)` with a kernel event filter
+    /// Opens a counter of `tracepoint` for each name and kernel event filter
     /// (`Documentation/trace/events.rst`, 5.1).
     pub fn open_filtered(tracepoint: &str, filters: &[(&'static str, &CStr)]) -> Self {
         let mut counters = Self::default();
-        let tracefs = tracefs();
+        let tracefs = find_tracefs();
         for (name, filter) in filters {
-            let counter = open(tracefs, tracepoint);
-            counters.add(name, counter.and_then(|counter| filtered(counter, filter)));
+            let counter = open_counter(tracefs, tracepoint);
+            counters.add(name, counter.and_then(|counter| set_filter(counter, filter)));
         }
         counters
     }
@@ -63,9 +62,9 @@ impl EventCounters {
         self.counters.is_empty()
     }
 
-    /// Removes tracepoints that this KVM bypasses with its own entry path: no exit has been
-    /// counted. Call it after the guest has run.
-    pub fn leave_out_uncounted(&mut self) -> Result<(), KvmError> {
+    /// Removes exits and faults if this KVM does not trace them: no exit has been counted. Call it
+    /// after the guest has run.
+    pub fn remove_uncounted(&mut self) -> Result<(), KvmError> {
         if self.read()?.get("kvm_exit") == Some(&0) {
             let on_entry_path = |name: &str| name == "kvm_exit" || name.ends_with("_fault");
             self.counters.retain(|(name, _)| !on_entry_path(name));
@@ -86,44 +85,43 @@ impl EventCounters {
     }
 }
 
-fn tracefs() -> Option<&'static Path> {
-    TRACEFS.iter().map(Path::new).find(|path| path.join("events").is_dir())
+fn find_tracefs() -> Option<&'static Path> {
+    TRACEFS_MOUNTS.iter().map(Path::new).find(|path| path.join("events").is_dir())
 }
 
-/// Sets the event filter of a counter.
-fn filtered(counter: Counter, filter: &CStr) -> io::Result<Counter> {
+fn set_filter(counter: Counter, filter: &CStr) -> io::Result<Counter> {
     /// `PERF_EVENT_IOC_SET_FILTER`: `_IOW('$', 6, char *)`.
     const SET_FILTER: libc::Ioctl = 0x4008_2406;
     // SAFETY: the file descriptor is a perf event; the kernel reads a NUL-terminated string.
     let result = unsafe { libc::ioctl(counter.as_raw_fd(), SET_FILTER, filter.as_ptr()) };
     if result < 0 {
-        return Err(named("PERF_EVENT_IOC_SET_FILTER", io::Error::last_os_error()));
+        return Err(add_cause("PERF_EVENT_IOC_SET_FILTER", io::Error::last_os_error()));
     }
     Ok(counter)
 }
 
-fn open(tracefs: Option<&Path>, name: &str) -> io::Result<Counter> {
-    let no_tracefs = || format!("no tracefs at {} or {}", TRACEFS[0], TRACEFS[1]);
+fn open_counter(tracefs: Option<&Path>, name: &str) -> io::Result<Counter> {
+    let no_tracefs = || format!("no tracefs at {} or {}", TRACEFS_MOUNTS[0], TRACEFS_MOUNTS[1]);
     let tracefs = tracefs.ok_or_else(|| io::Error::other(no_tracefs()))?;
     let path = tracefs.join("events/kvm").join(name).join("id");
     let id = fs::read_to_string(&path)
         .and_then(|text| text.trim().parse().map_err(io::Error::other))
-        .map_err(|error| named(&path.display().to_string(), error))?;
+        .map_err(|error| add_cause(&path.display().to_string(), error))?;
     let mut counter = Builder::new(Tracepoint::with_id(id))
         .inherit(true)
         .include_kernel()
         .build()
-        .map_err(|error| named("perf_event_open", error))?;
-    counter.enable().map_err(|error| named("perf_event_open", error))?;
+        .map_err(|error| add_cause("perf_event_open", error))?;
+    counter.enable().map_err(|error| add_cause("perf_event_open", error))?;
     Ok(counter)
 }
 
 /// Adds the failed call or file to the message of an error.
-fn named(cause: &str, error: io::Error) -> io::Error {
+fn add_cause(cause: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{cause}: {error}"))
 }
 
-/// Returns the counts between two readings; a counter missing in either is absent.
+/// Returns the counts between two readings. A counter missing in one of them is absent.
 pub fn difference(before: &EventCounts, after: &EventCounts) -> EventCounts {
     after
         .iter()
@@ -151,10 +149,10 @@ mod tests {
     }
 
     #[test]
-    fn the_error_of_an_unreadable_tracepoint_names_its_file() {
+    fn an_unreadable_tracepoint_is_named_in_the_error() {
         let folder = tempfile::tempdir().unwrap();
 
-        let error = open(Some(folder.path()), "kvm_exit").unwrap_err();
+        let error = open_counter(Some(folder.path()), "kvm_exit").unwrap_err();
 
         assert!(error.to_string().contains("events/kvm/kvm_exit/id"));
     }

@@ -9,9 +9,11 @@ use granule_types::{
 };
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
 
-use super::{HostPages, MemoryError, PageType, Plan, Residency, block_above, mapping::Mapping};
+use super::{
+    BackingPlan, HostPages, MemoryError, PageType, Residency, block_size, mapping::Mapping,
+};
 
-/// Region of guest memory.
+/// A region of guest memory.
 #[derive(Debug)]
 pub struct GuestRam {
     start: GuestAddress,
@@ -24,50 +26,50 @@ pub struct GuestRam {
 pub struct RamOptions {
     /// Populates the memory before the guest touches it.
     pub prefault: bool,
-    /// Guest and host addresses are congruent modulo this power of two, if it exceeds the page.
-    pub align: Option<Bytes>,
-    /// NUMA node that provides all pages.
+    /// Alignment that guest and host addresses share, a power of two; at least the page size.
+    pub alignment: Option<Bytes>,
+    /// NUMA node of all pages.
     pub node: Option<u32>,
     /// Populates with several threads.
-    pub parallel: bool,
+    pub populates_in_parallel: bool,
 }
 
 /// Minimum amount of memory for each populating thread.
-const POPULATED_PER_THREAD: Bytes = Bytes::mib(64);
+const MIN_POPULATE_PER_THREAD: Bytes = Bytes::mib(64);
 
 impl GuestRam {
     /// Maps `size` bytes of guest memory at guest address `start` according to `plan`.
     ///
     /// # Errors
     /// The size is not a multiple of the backing's page size, the hugetlb pool is too small, the
-    /// NUMA node does not exist, or the kernel refuses or maps other pages than requested.
+    /// NUMA node does not exist, or the kernel refuses a call or maps pages of another type.
     pub fn new(
-        plan: Plan,
+        plan: BackingPlan,
         host: &HostPages,
         start: GuestAddress,
         size: Bytes,
         options: RamOptions,
     ) -> Result<Arc<Self>, MemoryError> {
-        let page = plan.page();
+        let page = plan.page_size();
         if !size.0.is_multiple_of(page.0) || size.0 == 0 {
-            let text = format!("{size} is not a multiple of {page}, the page of the backing");
+            let text = format!("{size} is not a multiple of {page}, the backing's page size");
             return Err(MemoryError::Invalid(text));
         }
         if plan.is_hugetlb() {
-            host.check_pool(page, size)?;
+            host.check_hugetlb_pool(page, size)?;
             if let Some(node) = options.node {
-                host.check_node(node, page, size)?;
+                host.check_node_pool(node, page, size)?;
             }
         }
-        let block = options.align.map_or(page, |align| align.max(page));
+        let block = options.alignment.map_or(page, |align| align.max(page));
         let mapping = Mapping::new(plan, size, start, block)?;
         if let Some(node) = options.node {
             if !Path::new(&format!("/sys/devices/system/node/node{node}")).exists() {
                 return Err(MemoryError::Unavailable(format!(
-                    "this host has no NUMA node {node}: /sys/devices/system/node lists those it has"
+                    "this host has no NUMA node {node}: /sys/devices/system/node lists its nodes"
                 )));
             }
-            mapping.bind(node)?;
+            mapping.bind_to_node(node)?;
         }
         let ram = Self { start, mapping, options };
         ram.populate()?;
@@ -75,7 +77,7 @@ impl GuestRam {
     }
 
     /// Returns the plan of the backing.
-    pub const fn plan(&self) -> &Plan {
+    pub const fn plan(&self) -> &BackingPlan {
         self.mapping.plan()
     }
 
@@ -100,20 +102,20 @@ impl GuestRam {
         start..HostVirtAddr(start.0 + self.size().0)
     }
 
-    /// Returns the mapped bytes by page size, after checking that the pages are as requested.
-    pub fn obtained(&self) -> Result<ResidentPages, MemoryError> {
+    /// Checks that all resident pages have the requested type. Returns their bytes by page size.
+    pub fn checked_resident_pages(&self) -> Result<ResidentPages, MemoryError> {
         let residency = Residency::of_range(self.host_range())?;
-        self.plan().check(&residency)?;
-        Ok(self.by_page_size(&residency))
+        self.plan().check_residency(&residency)?;
+        Ok(self.sum_by_page_size(&residency))
     }
 
-    /// Returns the mapped bytes by page size, without checking the pages.
-    pub fn resident(&self) -> Result<ResidentPages, MemoryError> {
-        Ok(self.by_page_size(&Residency::of_range(self.host_range())?))
+    /// Returns the resident bytes by page size, without checking the pages.
+    pub fn resident_pages(&self) -> Result<ResidentPages, MemoryError> {
+        Ok(self.sum_by_page_size(&Residency::of_range(self.host_range())?))
     }
 
     /// Collapses small pages into huge pages where the kernel can, for example after a partial
-    /// discard of a huge page. Returns the mapped bytes by page size.
+    /// discard of a huge page. Returns the resident bytes by page size.
     pub fn collapse(&self) -> Result<ResidentPages, MemoryError> {
         if self.plan().page_type() != PageType::Transparent {
             return Err(MemoryError::Invalid(format!(
@@ -122,15 +124,15 @@ impl GuestRam {
             )));
         }
         self.mapping.collapse()?;
-        self.resident()
+        self.resident_pages()
     }
 
-    fn by_page_size(&self, residency: &Residency) -> ResidentPages {
-        let base = self.plan().base_page();
+    fn sum_by_page_size(&self, residency: &Residency) -> ResidentPages {
+        let base = self.plan().base_page_size();
         let parts = [
-            (base, residency.small),
-            (block_above(base), residency.huge),
-            (residency.kernel_page, residency.hugetlb),
+            (base, residency.base_pages),
+            (block_size(base), residency.thp),
+            (residency.kernel_page_size, residency.hugetlb),
         ];
         let mut resident = BTreeMap::new();
         for (page, bytes) in parts {
@@ -138,7 +140,7 @@ impl GuestRam {
                 *resident.entry(page.0).or_insert(0) += bytes.0;
             }
         }
-        ResidentPages { resident }
+        ResidentPages { resident_bytes: resident }
     }
 
     /// Drops the backing of the whole region: the next access to each page is a first touch.
@@ -146,22 +148,22 @@ impl GuestRam {
         self.mapping.drop_backing()
     }
 
-    /// Maps and populates the region after [`GuestRam::drop_backing`], where needed.
+    /// Makes the region usable after [`GuestRam::drop_backing`] and populates it if requested.
     pub fn restore_backing(&self) -> Result<(), MemoryError> {
-        if self.plan().remap_after_drop() {
-            self.mapping.map()?;
+        if self.plan().needs_remap_after_drop() {
+            self.mapping.map_fixed()?;
         }
         self.populate()
     }
 
-    /// Discards the whole pages of a range of guest addresses within this region and returns their
-    /// size. Hugetlb pages stay: a discard would release their reservation, and another process
-    /// could take pages that the guest needs later.
+    /// Discards the base pages of this region that lie completely in a guest address range. Returns
+    /// their size. Hugetlb pages are kept: a discard would release their reservation, and another
+    /// process could take pages that the guest needs later.
     fn discard(&self, start: u64, end: u64) -> u64 {
         if self.plan().is_hugetlb() {
             return 0;
         }
-        let page = self.plan().base_page().0;
+        let page = self.plan().base_page_size().0;
         let own = self.start.0;
         let first = start.max(own).saturating_sub(own).next_multiple_of(page);
         let last = end.min(own + self.size().0).saturating_sub(own) / page * page;
@@ -172,7 +174,7 @@ impl GuestRam {
         let Ok((start, end)) = range else { return 0 };
         match self.mapping.discard_range(start, end - start) {
             Ok(()) => last - first,
-            // The memory stays resident, without harm to the guest.
+            // The memory stays resident, which does not affect the guest.
             Err(error) => {
                 log::debug!("{error}");
                 0
@@ -183,17 +185,17 @@ impl GuestRam {
     /// Populates the region if requested and verifies the result.
     fn populate(&self) -> Result<(), MemoryError> {
         if self.options.prefault {
-            let cpus = match self.options.parallel {
+            let cpus = match self.options.populates_in_parallel {
                 true => thread::available_parallelism().map_or(1, usize::from),
                 false => 1,
             };
-            let useful = usize::try_from(self.size().0 / POPULATED_PER_THREAD.0);
+            let useful = usize::try_from(self.size().0 / MIN_POPULATE_PER_THREAD.0);
             self.mapping.populate(cpus.min(useful.unwrap_or(usize::MAX)).max(1))?;
         }
-        let resident = Bytes(self.obtained()?.resident.values().sum());
+        let resident = Bytes(self.checked_resident_pages()?.resident_bytes.values().sum());
         if self.options.prefault && resident < self.size() {
             return Err(MemoryError::Unexpected(format!(
-                "{resident} of {} are resident after populating: is the host short of memory?",
+                "only {resident} of {} are resident after populating: free memory on the host",
                 self.size()
             )));
         }
@@ -210,16 +212,15 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Combines regions of memory.
+    /// Combines regions into one map.
     pub fn new(rams: Vec<Arc<GuestRam>>) -> Result<Self, MemoryError> {
-        let regions = rams.iter().map(|ram| region(ram)).collect::<Result<_, _>>()?;
-        let map = GuestMemoryMmap::from_regions(regions).map_err(|error| invalid(&error))?;
+        let regions = rams.iter().map(|ram| mmap_region(ram)).collect::<Result<_, _>>()?;
+        let map = GuestMemoryMmap::from_regions(regions).map_err(|error| invalid_memory(&error))?;
         Ok(Self { map, rams })
     }
 
-    /// Discards the backing of a range that the guest does not need; the guest reads zeros when it
-    /// touches the range again. Returns the number of bytes discarded: whole pages of the backing
-    /// within guest memory.
+    /// Discards the whole pages of a range that the guest does not need. The guest reads zeros when
+    /// it touches them again. Returns the number of discarded bytes.
     #[must_use]
     pub fn discard(&self, start: GuestAddress, length: Bytes) -> Bytes {
         let end = start.0.saturating_add(length.0);
@@ -227,7 +228,7 @@ impl GuestMemory {
         Bytes(discarded)
     }
 
-    /// Returns the regions, in the order in which they were combined.
+    /// Returns the regions, in the order passed to [`Self::new`].
     pub fn regions(&self) -> &[Arc<GuestRam>] {
         &self.rams
     }
@@ -239,19 +240,20 @@ impl GuestMemory {
 }
 
 /// Returns a region that refers to the mapping of `ram` without owning it.
-fn region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
+fn mmap_region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
     let mapping = &ram.mapping;
     let builder = MmapRegionBuilder::new(mapping.len())
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(ram.plan().map_flags())
         .with_hugetlbfs(ram.plan().is_hugetlb());
     // SAFETY: pointer and length are those of a mapping with this protection; [`GuestMemory`] keeps
-    // its owner as long as the region.
+    // the mapping as long as the region.
     let builder = unsafe { builder.with_raw_mmap_pointer(mapping.as_ptr()) };
-    let region = builder.build().map_err(|error| invalid(&error))?;
-    GuestRegionMmap::new(region, ram.start()).ok_or_else(|| invalid(&"a range exceeds 64 bits"))
+    let region = builder.build().map_err(|error| invalid_memory(&error))?;
+    GuestRegionMmap::new(region, ram.start())
+        .ok_or_else(|| invalid_memory(&"a range exceeds 64 bits"))
 }
 
-fn invalid(why: &dyn Display) -> MemoryError {
+fn invalid_memory(why: &dyn Display) -> MemoryError {
     MemoryError::Invalid(format!("guest memory is invalid: {why}"))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Page sizes and hugetlb pools of the host, from `/sys/kernel/mm`.
+//! Page sizes and hugetlb pools of the host, read from `/sys`.
 
 use std::{
     fs, io,
@@ -10,24 +10,23 @@ use granule_types::units::Bytes;
 
 use super::{MemoryError, kib_field};
 
-/// Page sizes of a host.
+/// Page sizes of a host, and access to its hugetlb pools.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPages {
-    /// Base page.
-    pub base: Bytes,
+    /// Base page size.
+    pub base_page_size: Bytes,
     /// Transparent huge page size, if THP is enabled.
     pub thp: Option<Bytes>,
     /// Hugetlb page sizes, smallest first.
     pub hugetlb: Vec<Bytes>,
     /// Default hugetlb page size.
     pub default_hugetlb: Option<Bytes>,
-    /// Root of sysfs.
-    sys: PathBuf,
+    sysfs: PathBuf,
 }
 
-/// Returns the block size of the second-to-last table level for a page size. A table of 8-byte
-/// entries fills one page: 4K → 2M, 16K → 32M, 64K → 512M.
-pub(super) const fn block_above(page: Bytes) -> Bytes {
+/// Returns the range that one last-level table maps: a page of 8-byte entries (4K → 2M, 16K → 32M,
+/// 64K → 512M).
+pub(super) const fn block_size(page: Bytes) -> Bytes {
     Bytes(page.0 * (page.0 / 8))
 }
 
@@ -35,39 +34,41 @@ impl HostPages {
     /// Reads the page sizes of this host.
     pub fn of_this_host() -> Result<Self, MemoryError> {
         let meminfo = PathBuf::from("/proc/meminfo");
-        Self::from_files(base_page(), Path::new("/sys"), &read(&meminfo)?)
+        Self::from_files(base_page_size(), Path::new("/sys"), &read_text(&meminfo)?)
     }
 
-    /// Reads the page sizes from `sys`, laid out as `/sys`, and the text of `meminfo`.
-    pub fn from_files(base: Bytes, sys: &Path, meminfo: &str) -> Result<Self, MemoryError> {
+    /// Reads the page sizes from `sysfs`, laid out as `/sys`, and the text of `meminfo`.
+    pub fn from_files(base: Bytes, sysfs: &Path, meminfo: &str) -> Result<Self, MemoryError> {
         let mut hugetlb = Vec::new();
-        let folder = sys.join("kernel/mm/hugepages");
+        let folder = sysfs.join("kernel/mm/hugepages");
         match fs::read_dir(&folder) {
             Ok(entries) => hugetlb.extend(
-                entries.flatten().filter_map(|entry| folder_size(entry.file_name().to_str()?)),
+                entries
+                    .flatten()
+                    .filter_map(|entry| parse_hugepage_folder(entry.file_name().to_str()?)),
             ),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(MemoryError::Read { path: folder, source }),
         }
         hugetlb.sort_unstable();
-        let enabled = fs::read_to_string(sys.join("kernel/mm/transparent_hugepage/enabled"));
+        let enabled = fs::read_to_string(sysfs.join("kernel/mm/transparent_hugepage/enabled"));
         let thp_on = enabled.is_ok_and(|text| !text.contains("[never]"));
         Ok(Self {
-            base,
-            thp: thp_on.then(|| block_above(base)),
+            base_page_size: base,
+            thp: thp_on.then(|| block_size(base)),
             hugetlb,
             default_hugetlb: kib_field(meminfo, "Hugepagesize"),
-            sys: sys.to_owned(),
+            sysfs: sysfs.to_owned(),
         })
     }
 
-    /// Checks that a NUMA node has enough free hugetlb pages for a mapping, which reserves pages in
-    /// the pool of all nodes but allocates them from this node.
-    pub fn check_node(&self, node: u32, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
+    /// Checks that a NUMA node has enough free hugetlb pages for a mapping that is bound to it.
+    /// Such a mapping reserves pages in the pool of all nodes but allocates them from this node.
+    pub fn check_node_pool(&self, node: u32, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
         let pool = self
-            .sys
+            .sysfs
             .join(format!("devices/system/node/node{node}/hugepages/hugepages-{}kB", page.0 >> 10));
-        // A host without NUMA has one pool, which [`Self::check_pool`] checks.
+        // A host without NUMA has one pool, which [`Self::check_hugetlb_pool`] checks.
         let number =
             |name| -> Option<u64> { fs::read_to_string(pool.join(name)).ok()?.trim().parse().ok() };
         let (Some(free), Some(total)) = (number("free_hugepages"), number("nr_hugepages")) else {
@@ -87,15 +88,15 @@ impl HostPages {
         Ok(())
     }
 
-    /// Checks that a mapping can reserve its hugetlb pages in the pool of all nodes: free pages
-    /// without a reservation, and surplus pages that the pool may still add
+    /// Checks that a mapping can reserve its hugetlb pages in the pool of all nodes. It can reserve
+    /// free unreserved pages, and surplus pages that the pool may still add
     /// (`Documentation/admin-guide/mm/hugetlbpage.rst`).
-    pub fn check_pool(&self, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
+    pub fn check_hugetlb_pool(&self, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
         let kib = page.0 >> 10;
-        let folder = self.sys.join(format!("kernel/mm/hugepages/hugepages-{kib}kB"));
+        let folder = self.sysfs.join(format!("kernel/mm/hugepages/hugepages-{kib}kB"));
         let number = |name: &str| -> Result<u64, MemoryError> {
             let path = folder.join(name);
-            let text = read(&path)?;
+            let text = read_text(&path)?;
             text.trim().parse().map_err(|_| {
                 let (path, found) = (path.display(), text.trim());
                 let text = format!("{path} holds '{found}' where a number of pages was expected");
@@ -120,18 +121,17 @@ impl HostPages {
     }
 }
 
-/// Parses the page size in the name of a directory, such as `hugepages-2048kB`.
-fn folder_size(name: &str) -> Option<Bytes> {
+/// Parses the page size in a folder name such as `hugepages-2048kB`.
+fn parse_hugepage_folder(name: &str) -> Option<Bytes> {
     let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
     Some(Bytes::kib(kib.parse().ok()?))
 }
 
-/// Returns the base page of this host.
-pub(super) fn base_page() -> Bytes {
+pub(super) fn base_page_size() -> Bytes {
     Bytes(rustix::param::page_size() as u64)
 }
 
-fn read(path: &Path) -> Result<String, MemoryError> {
+fn read_text(path: &Path) -> Result<String, MemoryError> {
     fs::read_to_string(path).map_err(|source| MemoryError::Read { path: path.to_owned(), source })
 }
 
@@ -163,20 +163,20 @@ mod tests {
     }
 
     #[test]
-    fn block_above_is_the_block_of_the_second_to_last_level() {
-        assert_eq!(block_above(Bytes::kib(4)), Bytes::mib(2));
-        assert_eq!(block_above(Bytes::kib(16)), Bytes::mib(32));
-        assert_eq!(block_above(Bytes::kib(64)), Bytes::mib(512));
+    fn block_size_is_the_range_of_a_last_level_table() {
+        assert_eq!(block_size(Bytes::kib(4)), Bytes::mib(2));
+        assert_eq!(block_size(Bytes::kib(16)), Bytes::mib(32));
+        assert_eq!(block_size(Bytes::kib(64)), Bytes::mib(512));
     }
 
     #[test]
-    fn a_short_node_is_an_error_although_another_has_pages() {
+    fn a_node_with_too_few_pages_is_an_error() {
         let (root, pages) = host("never", [8, 8, 0, 0, 0]);
         let folder = root.path().join("devices/system/node/node1/hugepages/hugepages-2048kB");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("nr_hugepages"), "3\n").unwrap();
         fs::write(folder.join("free_hugepages"), "1\n").unwrap();
-        let check = |node, size| pages.check_node(node, Bytes::mib(2), size);
+        let check = |node, size| pages.check_node_pool(node, Bytes::mib(2), size);
 
         let error = check(1, Bytes::mib(8)).unwrap_err().to_string();
 
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn page_sizes_are_read_unless_they_are_disabled() {
+    fn huge_page_sizes_are_read_and_disabled_thp_is_absent() {
         let enabled = ("always [madvise] never", Some(Bytes::mib(2)));
         for (setting, thp) in [enabled, ("always madvise [never]", None)] {
             let (_root, pages) = host(setting, [0; 5]);
@@ -210,7 +210,7 @@ mod tests {
             ([40, 10, 5, 3, 4], Some((6, 26, 63))),
         ] {
             let (_root, pages) = host("[never]", pool);
-            let checked = pages.check_pool(Bytes::mib(2), Bytes::mib(64));
+            let checked = pages.check_hugetlb_pool(Bytes::mib(2), Bytes::mib(64));
 
             let Some((available, missing, total)) = missing else {
                 checked.unwrap();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_file_without_a_number_is_named() {
+    fn the_error_of_an_invalid_pool_file_names_the_file() {
         let (root, pages) = host("[never]", [0; 5]);
         fs::write(
             root.path().join("kernel/mm/hugepages/hugepages-2048kB/free_hugepages"),
@@ -233,7 +233,7 @@ mod tests {
         )
         .unwrap();
 
-        let error = pages.check_pool(Bytes::mib(2), Bytes::mib(2)).unwrap_err();
+        let error = pages.check_hugetlb_pool(Bytes::mib(2), Bytes::mib(2)).unwrap_err();
 
         assert!(error.to_string().contains("free_hugepages holds 'many'"), "{error}");
     }

@@ -14,20 +14,20 @@ use std::{fs::File, io, ptr, thread};
 use granule_types::units::{Bytes, GuestAddress};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
-use super::{MemoryError, Plan};
+use super::{BackingPlan, MemoryError};
 
-/// Advice since Linux 6.1, which some C libraries do not define.
+/// `madvise` advice of Linux 6.1 and later, which some C libraries do not define.
 const MADV_COLLAPSE: i32 = 25;
 
-/// Mapping of guest memory.
+/// A mapping of guest memory.
 #[derive(Debug)]
 pub struct Mapping {
-    plan: Plan,
-    reserved: *mut libc::c_void,
-    reserved_len: usize,
+    plan: BackingPlan,
+    reservation: *mut libc::c_void,
+    reservation_len: usize,
     memory: *mut libc::c_void,
     len: usize,
-    file: Option<File>,
+    memfd: Option<File>,
 }
 
 // SAFETY: the memory behind the pointers is mapped as long as the value exists; every access
@@ -40,44 +40,43 @@ impl Mapping {
     /// Reserves address space and maps `size` bytes in it according to `plan`, at an address
     /// congruent to `guest` modulo `block`, which is at least the plan's page size.
     pub fn new(
-        plan: Plan,
+        plan: BackingPlan,
         size: Bytes,
         guest: GuestAddress,
         block: Bytes,
     ) -> Result<Self, MemoryError> {
-        let base = plan.base_page();
-        // A length beyond the address space fails in `mmap`.
-        let reserved_len = saturate(reservation(size, block, base).0);
-        let len = saturate(size.0);
+        let base = plan.base_page_size();
+        // `mmap` refuses a length beyond the address space.
+        let reservation_len = to_usize_saturating(reservation_size(size, block, base).0);
+        let len = to_usize_saturating(size.0);
         // SAFETY: a mapping at an address that the kernel chooses overlaps no other memory.
-        let reserved = unsafe {
+        let reservation = unsafe {
             libc::mmap(
                 ptr::null_mut(),
-                reserved_len,
+                reservation_len,
                 libc::PROT_NONE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
                 0,
             )
         };
-        if reserved == libc::MAP_FAILED {
+        if reservation == libc::MAP_FAILED {
             let (operation, source) =
                 ("reserving address space (mmap)", io::Error::last_os_error());
             return Err(MemoryError::Call { operation, size, backing: plan.backing(), source });
         }
-        let address = congruent_from(reserved.addr() as u64 + base.0, guest.0, block.0);
-        let memory = reserved.with_addr(saturate(address));
-        // `mapping` owns the reservation and releases it when dropped.
-        let mut mapping = Self { plan, reserved, reserved_len, memory, len, file: None };
+        let address = align_congruent(reservation.addr() as u64 + base.0, guest.0, block.0);
+        let memory = reservation.with_addr(to_usize_saturating(address));
+        // Dropping `mapping` after an error releases the reservation.
+        let mut mapping = Self { plan, reservation, reservation_len, memory, len, memfd: None };
         if let Some(flags) = mapping.plan.memfd_flags() {
-            mapping.file = Some(mapping.memory_file(flags)?);
+            mapping.memfd = Some(mapping.create_memfd(flags)?);
         }
-        mapping.map()?;
+        mapping.map_fixed()?;
         Ok(mapping)
     }
 
-    /// Returns the plan.
-    pub const fn plan(&self) -> &Plan {
+    pub const fn plan(&self) -> &BackingPlan {
         &self.plan
     }
 
@@ -86,8 +85,7 @@ impl Mapping {
         MemoryError::Call { operation, size, backing, source }
     }
 
-    /// Creates a memory file of the size of the mapping.
-    fn memory_file(&self, flags: u32) -> Result<File, MemoryError> {
+    fn create_memfd(&self, flags: u32) -> Result<File, MemoryError> {
         let fd = memfd_create(c"granule-memory", MemfdFlags::from_bits_retain(flags))
             .map_err(|error| self.error("creating a memory file (memfd_create)", error.into()))?;
         let file = File::from(fd);
@@ -96,10 +94,10 @@ impl Mapping {
         Ok(file)
     }
 
-    /// Maps the memory, which replaces its contents, and applies the advice of the plan.
-    pub fn map(&self) -> Result<(), MemoryError> {
+    /// Maps the memory in the reservation, without earlier contents, and applies the plan's advice.
+    pub fn map_fixed(&self) -> Result<(), MemoryError> {
         use std::os::fd::AsRawFd as _;
-        let fd = self.file.as_ref().map_or(-1, File::as_raw_fd);
+        let fd = self.memfd.as_ref().map_or(-1, File::as_raw_fd);
         // SAFETY: the range lies inside the reservation that this value owns exclusively.
         let memory = unsafe {
             libc::mmap(
@@ -118,7 +116,7 @@ impl Mapping {
             return Ok(());
         };
         match self.madvise(0, self.len, advice) {
-            // A kernel without transparent huge pages refuses advice against them.
+            // A kernel without transparent huge pages refuses `MADV_NOHUGEPAGE`.
             Err(error)
                 if advice == libc::MADV_NOHUGEPAGE
                     && error.raw_os_error() == Some(libc::EINVAL) =>
@@ -141,14 +139,14 @@ impl Mapping {
     }
 
     /// Binds the memory to one NUMA node; call it before the first touch.
-    pub fn bind(&self, node: u32) -> Result<(), MemoryError> {
+    pub fn bind_to_node(&self, node: u32) -> Result<(), MemoryError> {
         let failed = |source| self.error("binding the memory to a NUMA node (mbind)", source);
         let mut mask = [0u64; 16];
         let word = mask
             .get_mut(usize::try_from(node / u64::BITS).unwrap_or(usize::MAX))
             .ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
         *word = 1 << (node % u64::BITS);
-        // The kernel uses one bit less than the argument.
+        // `mbind` uses one bit less than its argument.
         let bits = mask.len() * 64 + 1;
         // SAFETY: this value owns the range, and the kernel reads no bits beyond the mask; the call
         // changes the node of pages, not their contents.
@@ -170,11 +168,11 @@ impl Mapping {
     }
 
     /// Populates the memory for writing with up to `threads` threads. The memory must hold zeros,
-    /// as zeros are written on kernels without `MADV_POPULATE_WRITE` (before Linux 5.14).
+    /// because zeros are written if the kernel lacks `MADV_POPULATE_WRITE` (before Linux 5.14).
     pub fn populate(&self, threads: usize) -> Result<(), MemoryError> {
-        let page = usize::try_from(self.plan.page().0).unwrap_or(usize::MAX);
+        let page = usize::try_from(self.plan.page_size().0).unwrap_or(usize::MAX);
         let part = self.len.div_ceil(threads.max(1)).next_multiple_of(page);
-        let populate = |offset| self.populate_part(offset, part.min(self.len - offset));
+        let populate = |offset| self.populate_range(offset, part.min(self.len - offset));
         let result = thread::scope(|scope| {
             let others: Vec<_> = (0..self.len)
                 .step_by(part)
@@ -190,12 +188,12 @@ impl Mapping {
         result.map_err(|error| self.error("populating the memory (MADV_POPULATE_WRITE)", error))
     }
 
-    fn populate_part(&self, offset: usize, len: usize) -> io::Result<()> {
+    fn populate_range(&self, offset: usize, len: usize) -> io::Result<()> {
         match self.madvise(offset, len, libc::MADV_POPULATE_WRITE) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 let page = match self.plan.is_hugetlb() {
-                    true => self.plan.page(),
-                    false => self.plan.base_page(),
+                    true => self.plan.page_size(),
+                    false => self.plan.base_page_size(),
                 };
                 self.write_zeros(offset, len, page);
                 Ok(())
@@ -220,11 +218,11 @@ impl Mapping {
     /// Collapses resident pages into huge pages as far as the kernel can.
     pub fn collapse(&self) -> Result<(), MemoryError> {
         if self.madvise(0, 0, MADV_COLLAPSE).is_err() {
-            return Err(MemoryError::NoCollapse);
+            return Err(MemoryError::CollapseUnsupported);
         }
         match self.madvise(0, self.len, MADV_COLLAPSE) {
-            // Some pages are absent, pinned or in use, or huge pages are short; the caller reads
-            // back the result.
+            // Some pages are absent, pinned or in use, or no huge page is free; the caller reads
+            // the result.
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -241,13 +239,13 @@ impl Mapping {
 
     /// Drops the contents of the whole mapping.
     pub fn drop_backing(&self) -> Result<(), MemoryError> {
-        if self.plan.remap_to_drop() { self.map() } else { self.discard_range(0, self.len) }
+        if self.plan.drops_by_remap() { self.map_fixed() } else { self.discard_range(0, self.len) }
     }
 
-    /// Discards the `length` bytes at `offset`, by punching a hole in the file or by advice. The
-    /// range must lie in the memory.
+    /// Discards `length` bytes at `offset`, by punching a hole in the memory file or by
+    /// `MADV_DONTNEED`. The range must lie in the memory.
     pub fn discard_range(&self, offset: usize, length: usize) -> Result<(), MemoryError> {
-        match &self.file {
+        match &self.memfd {
             Some(file) => {
                 let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 fallocate(file, mode, offset as u64, length as u64).map_err(|error| {
@@ -260,12 +258,10 @@ impl Mapping {
         }
     }
 
-    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.cast()
     }
 
-    /// Returns the size in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -275,23 +271,22 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: this value owns the whole range and unmaps it once; users of the memory hold the
         // value.
-        unsafe { libc::munmap(self.reserved, self.reserved_len) };
+        unsafe { libc::munmap(self.reservation, self.reservation_len) };
     }
 }
 
-/// Converts a size or address to `usize`; a value out of range saturates.
-fn saturate(value: u64) -> usize {
+fn to_usize_saturating(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// Returns the first address from `from` that is congruent to `to` modulo the power of 2 `block`.
-const fn congruent_from(from: u64, to: u64, block: u64) -> u64 {
+/// Rounds `from` up to an address congruent to `to` modulo `block`, a power of two.
+const fn align_congruent(from: u64, to: u64, block: u64) -> u64 {
     from + (to.wrapping_sub(from) & (block - 1))
 }
 
 /// Returns the size of a reservation that fits `size` bytes at a congruent address with a guard
-/// page on each side, which prevents a merge with neighbours and faults on an overrun.
-const fn reservation(size: Bytes, block: Bytes, page: Bytes) -> Bytes {
+/// page on each side. The guards prevent a merge with neighbours and fault on an overrun.
+const fn reservation_size(size: Bytes, block: Bytes, page: Bytes) -> Bytes {
     Bytes(size.0.saturating_add(block.0).saturating_add(2 * page.0))
 }
 
@@ -300,17 +295,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reservation_fits_the_mapping_at_a_congruent_address_and_its_guards() {
+    fn a_reservation_fits_a_congruent_mapping_and_its_guard_pages() {
         let page = Bytes::kib(4);
         for block in [page, Bytes::mib(2), Bytes::mib(32), Bytes::mib(512), Bytes::gib(1)] {
             let size = Bytes(3 * block.0);
             for from in [0, 0x1000, 0x7fff_f7a0_1000, 0xffff_8000_0000] {
                 for to in [0, 0x5000, block.0 - page.0, 0xfffb_ff00_0000, 0xffff_fbff_f000] {
-                    let address = congruent_from(from + page.0, to, block.0);
+                    let address = align_congruent(from + page.0, to, block.0);
 
                     assert_eq!(address % block.0, to % block.0);
                     assert!(address >= from + page.0 && address - from - page.0 < block.0);
-                    let end = from + reservation(size, block, page).0;
+                    let end = from + reservation_size(size, block, page).0;
                     assert!(address + size.0 + page.0 <= end);
                 }
             }

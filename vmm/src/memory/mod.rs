@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest memory on any backing of the host.
+//! Guest memory, backed by any kind of host memory.
 //!
-//! A [`Plan`] holds the flags, advice, alignment and checks for a [`Backing`] on a host with
+//! A [`BackingPlan`] holds the flags, advice, alignment and checks for a [`Backing`] on a host with
 //! certain page sizes ([`HostPages`]). [`GuestRam`] executes it in four steps. Their order is
 //! fixed, because no later step can repair an earlier one:
 //!
 //! 1. **map**: checks the hugetlb pool, reserves address space, and maps the memory (and reserves
 //!    hugetlb pages) at an address congruent to the guest address, so that KVM can map blocks;
-//! 2. **advise** about transparent huge pages before the first touch, because small pages stay once
-//!    they are populated;
-//! 3. **populate**, where requested;
-//! 4. **verify**: reads back the pages that the kernel has mapped. Small pages in place of huge
-//!    ones are an error.
+//! 2. **advise**: requests or forbids transparent huge pages before the first touch, because
+//!    populated small pages are not replaced;
+//! 3. **populate**, if requested;
+//! 4. **verify**: reads the types of the resident pages. Small pages in place of huge ones are an
+//!    error.
 //!
 //! To add a backing, add a variant to `Backing` and resolve the compiler errors: its names in
-//! `granule_types::backing`, its page type in [`Plan::new`].
+//! `granule_types::backing`, its page type in [`BackingPlan::new`].
 
 mod guest_ram;
 mod host_pages;
@@ -24,11 +24,11 @@ mod residency;
 
 pub use guest_ram::{GuestMemory, GuestRam, RamOptions};
 pub use host_pages::HostPages;
-pub use plan::Plan;
+pub use plan::BackingPlan;
 pub use residency::Residency;
 pub(crate) use residency::kib_field;
 
-use host_pages::block_above;
+use host_pages::block_size;
 use std::{io, path::PathBuf};
 
 use granule_types::{backing::Backing, units::Bytes};
@@ -39,19 +39,19 @@ use plan::PageType;
 /// Error returned when guest memory is not available as requested.
 #[derive(Debug, Error)]
 pub enum MemoryError {
-    /// The host does not offer the pages of the backing, or has too few of them.
+    /// Error returned when the host lacks the pages or the NUMA node, or has too few of the pages.
     #[error("{0}")]
     Unavailable(String),
-    /// The size, the addresses or the backing are not valid for the request.
+    /// Error returned when the size, the addresses or the backing are not valid for the request.
     #[error("{0}")]
     Invalid(String),
-    /// The kernel reports or has mapped other pages than requested.
+    /// Error returned when the kernel maps pages of another type or too few, or reports bad values.
     #[error("{0}")]
     Unexpected(String),
-    /// The kernel cannot collapse pages.
-    #[error("this host's kernel cannot collapse pages on request (MADV_COLLAPSE, Linux 6.1)")]
-    NoCollapse,
-    /// A file of the host cannot be read.
+    /// Error returned when the kernel cannot collapse pages.
+    #[error("this host's kernel lacks MADV_COLLAPSE: boot Linux 6.1 or later")]
+    CollapseUnsupported,
+    /// Error returned when a file of the host cannot be read.
     #[error("cannot read {path}", path = path.display())]
     Read {
         /// The file.
@@ -59,7 +59,7 @@ pub enum MemoryError {
         /// The error.
         source: io::Error,
     },
-    /// A system call failed.
+    /// Error of a system call.
     #[error("{operation} failed for {size} of {backing}")]
     Call {
         /// Purpose of the call.
@@ -75,7 +75,7 @@ pub enum MemoryError {
 
 #[cfg(test)]
 mod tests {
-    //! Tests of each backing on the host that runs them. Backings that it lacks are skipped.
+    //! Tests of each backing. Backings that the host lacks are skipped.
 
     use std::{collections::BTreeMap, sync::Arc};
 
@@ -83,24 +83,20 @@ mod tests {
         testing::skip,
         units::{Bytes, GuestAddress},
     };
-    use vm_memory::Bytes as _;
+    use rustix::mm::{Advice, madvise};
+    use vm_memory::{Bytes as _, GuestMemoryBackend as _};
 
     use super::*;
 
-    const GUEST: GuestAddress = GuestAddress(0xffff_c000_0000);
+    const GUEST_START: GuestAddress = GuestAddress(0xffff_c000_0000);
 
     /// Returns a region of `pages` pages, or skips the backing if the host lacks it.
     fn ram(name: &str, pages: u64, prefault: bool) -> Option<Arc<GuestRam>> {
         let host = HostPages::of_this_host().unwrap();
-        let ram = Plan::new(name.parse().unwrap(), &host).and_then(|plan| {
-            let size = Bytes(plan.page().0 * pages);
-            GuestRam::new(
-                plan,
-                &host,
-                GUEST,
-                size,
-                RamOptions { prefault, ..RamOptions::default() },
-            )
+        let ram = BackingPlan::new(name.parse().unwrap(), &host).and_then(|plan| {
+            let size = Bytes(plan.page_size().0 * pages);
+            let options = RamOptions { prefault, ..RamOptions::default() };
+            GuestRam::new(plan, &host, GUEST_START, size, options)
         });
         match ram {
             Ok(ram) => Some(ram),
@@ -118,16 +114,16 @@ mod tests {
                 return;
             };
             let memory = GuestMemory::new(vec![Arc::clone(&ram)]).unwrap();
-            let (page, size) = (ram.plan().page().0, ram.size().0);
+            let (page, size) = (ram.plan().page_size().0, ram.size().0);
             let resident = |populated: bool| {
                 let expected = BTreeMap::from_iter(populated.then_some((page, size)));
-                assert_eq!(ram.obtained().unwrap().resident, expected);
+                assert_eq!(ram.checked_resident_pages().unwrap().resident_bytes, expected);
             };
-            assert_eq!(ram.host_address().0 % page, GUEST.0 % page, "congruent");
+            assert_eq!(ram.host_address().0 % page, GUEST_START.0 % page, "congruent");
             resident(prefault);
 
             for offset in (0..size).step_by(usize::try_from(page).unwrap()) {
-                let address = GuestAddress(GUEST.0 + offset);
+                let address = GuestAddress(GUEST_START.0 + offset);
                 memory.map().write_obj(offset | 1, address).unwrap();
             }
             resident(true);
@@ -136,7 +132,7 @@ mod tests {
 
             ram.restore_backing().unwrap();
             resident(prefault);
-            let value: u64 = memory.map().read_obj(GuestAddress(GUEST.0 + page)).unwrap();
+            let value: u64 = memory.map().read_obj(GuestAddress(GUEST_START.0 + page)).unwrap();
             assert_eq!(value, 0, "contents are dropped");
         }
     }
@@ -148,12 +144,18 @@ mod tests {
         }
     }
 
-    /// One test, so that no two threads use the pool at the same time.
+    /// Tests all hugetlb backings in one thread, because they share the pool.
     #[test]
     fn hugetlb_backings_are_touched_dropped_and_restored() {
         for name in ["anonymous_hugetlb", "anonymous_hugetlb_1gb", "shared_hugetlb"] {
             check_touch_drop_and_restore(name, 2);
         }
+    }
+
+    fn advise(memory: &GuestMemory, size: Bytes, advice: Advice) {
+        let address = memory.map().get_host_address(GUEST_START).unwrap();
+        // SAFETY: `memory` owns the range, and the advice does not change its contents.
+        unsafe { madvise(address.cast(), usize::try_from(size.0).unwrap(), advice) }.unwrap();
     }
 
     #[test]
@@ -162,19 +164,23 @@ mod tests {
             return;
         };
         let memory = GuestMemory::new(vec![Arc::clone(&ram)]).unwrap();
-        let (huge, base) = (ram.plan().page(), ram.plan().base_page());
+        let (huge, base) = (ram.plan().page_size(), ram.plan().base_page_size());
+        // khugepaged could collapse the split page before it is read.
+        advise(&memory, ram.size(), Advice::LinuxNoHugepage);
 
-        assert_eq!(memory.discard(GUEST, base), base);
+        assert_eq!(memory.discard(GUEST_START, base), base);
 
-        let error = ram.obtained().unwrap_err();
+        let error = ram.checked_resident_pages().unwrap_err();
         assert!(error.to_string().contains("are in small pages"), "{error}");
-        let split = BTreeMap::from([(base.0, huge.0 - base.0), (huge.0, huge.0)]);
-        assert_eq!(ram.resident().unwrap().resident, split);
-        let collapsed = match ram.collapse() {
-            Err(error @ MemoryError::NoCollapse) => return skip(error),
-            collapsed => collapsed.unwrap().resident,
-        };
-        assert_eq!(collapsed, BTreeMap::from([(huge.0, 2 * huge.0)]));
+        let split = ram.resident_pages().unwrap().resident_bytes;
+        assert_eq!(split, [(base.0, huge.0 - base.0), (huge.0, huge.0)].into());
+        // MADV_COLLAPSE refuses memory without huge pages.
+        advise(&memory, ram.size(), Advice::LinuxHugepage);
+        let whole = BTreeMap::from([(huge.0, 2 * huge.0)]);
+        match ram.collapse() {
+            Err(error @ MemoryError::CollapseUnsupported) => skip(error),
+            collapsed => assert_eq!(collapsed.unwrap().resident_bytes, whole),
+        }
     }
 
     #[test]
@@ -198,9 +204,10 @@ mod tests {
     #[test]
     fn a_size_that_is_not_a_multiple_of_the_page_is_refused() {
         let host = HostPages::of_this_host().unwrap();
-        let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
+        let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
 
-        let error = GuestRam::new(plan, &host, GUEST, Bytes(1), RamOptions::default()).unwrap_err();
+        let error =
+            GuestRam::new(plan, &host, GUEST_START, Bytes(1), RamOptions::default()).unwrap_err();
 
         assert!(error.to_string().contains("is not a multiple of 4K"), "{error}");
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Plan of a backing on one host. [`Plan::new`] selects the page type and private or shared memory;
-//! mapping, advice, alignment, dropping and checks follow from these two.
+//! Plan of a backing on one host. [`BackingPlan::new`] selects the page type and private or shared
+//! memory; mapping, advice, alignment, dropping and checks follow from these two.
 
 use granule_types::{backing::Backing, units::Bytes};
 
@@ -8,38 +8,38 @@ use super::{HostPages, MemoryError, residency::Residency};
 
 /// Plan of a backing on one host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct BackingPlan {
     backing: Backing,
     page_type: PageType,
-    /// Shared mapping of a memory file (memfd), as opposed to private anonymous memory.
-    shared: bool,
-    base: Bytes,
-    page: Bytes,
+    /// Indicates a shared mapping of a memory file (memfd) instead of private anonymous memory.
+    is_shared: bool,
+    base_page_size: Bytes,
+    page_size: Bytes,
 }
 
-/// Type of the pages of a backing.
+/// Page type of a backing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PageType {
     /// Base pages only.
     Base,
     /// Transparent huge pages.
     Transparent,
-    /// Pages of a hugetlb pool.
+    /// Hugetlb pages.
     Hugetlb,
 }
 
-impl Plan {
+impl BackingPlan {
     /// Plans `backing` on `host`.
     pub fn new(backing: Backing, host: &HostPages) -> Result<Self, MemoryError> {
-        let (page_type, shared) = match backing {
+        let (page_type, is_shared) = match backing {
             Backing::Anonymous => (PageType::Base, false),
             Backing::AnonymousThp => (PageType::Transparent, false),
             Backing::AnonymousHugetlb(_) => (PageType::Hugetlb, false),
             Backing::Shmem => (PageType::Base, true),
             Backing::SharedHugetlb => (PageType::Hugetlb, true),
         };
-        let page = match page_type {
-            PageType::Base => host.base,
+        let page_size = match page_type {
+            PageType::Base => host.base_page_size,
             PageType::Transparent => host.thp.ok_or_else(|| {
                 MemoryError::Unavailable(format!(
                     "{backing} needs transparent huge pages, which are disabled on this host: \
@@ -63,7 +63,7 @@ impl Plan {
                 })?
             }
         };
-        Ok(Self { backing, page_type, shared, base: host.base, page })
+        Ok(Self { backing, page_type, is_shared, base_page_size: host.base_page_size, page_size })
     }
 
     /// Returns the backing.
@@ -71,20 +71,19 @@ impl Plan {
         self.backing
     }
 
-    /// Returns the page type.
     pub(super) const fn page_type(&self) -> PageType {
         self.page_type
     }
 
     /// Returns the base page size of the host.
-    pub const fn base_page(&self) -> Bytes {
-        self.base
+    pub const fn base_page_size(&self) -> Bytes {
+        self.base_page_size
     }
 
     /// Returns the page size of the backing. It is also the largest block that KVM can map, hence
     /// the alignment that guest and host addresses must share.
-    pub const fn page(&self) -> Bytes {
-        self.page
+    pub const fn page_size(&self) -> Bytes {
+        self.page_size
     }
 
     /// Returns whether the pages come from a hugetlb pool.
@@ -95,13 +94,13 @@ impl Plan {
     /// Returns the hugetlb page size as encoded in the flags of `mmap` and `memfd_create`: its
     /// binary logarithm, shifted by `MAP_HUGE_SHIFT`.
     const fn huge_size_bits(&self) -> i32 {
-        self.page.0.trailing_zeros().cast_signed() << libc::MAP_HUGE_SHIFT
+        self.page_size.0.trailing_zeros().cast_signed() << libc::MAP_HUGE_SHIFT
     }
 
     /// Returns the flags of `mmap`, without `MAP_FIXED`. They omit `MAP_NORESERVE`, so that `mmap`
     /// reserves hugetlb pages and no later touch causes SIGBUS.
     pub(super) const fn map_flags(&self) -> i32 {
-        match (self.shared, self.page_type) {
+        match (self.is_shared, self.page_type) {
             (true, _) => libc::MAP_SHARED,
             (false, PageType::Hugetlb) => {
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | self.huge_size_bits()
@@ -112,7 +111,7 @@ impl Plan {
 
     /// Returns the flags of `memfd_create`, or `None` for anonymous memory.
     pub(super) const fn memfd_flags(&self) -> Option<u32> {
-        match (self.shared, self.page_type) {
+        match (self.is_shared, self.page_type) {
             (false, _) => None,
             (true, PageType::Hugetlb) => {
                 Some(libc::MFD_CLOEXEC | libc::MFD_HUGETLB | self.huge_size_bits().cast_unsigned())
@@ -130,45 +129,46 @@ impl Plan {
         }
     }
 
-    /// Returns whether mapping the memory again drops its contents. Private hugetlb memory is
-    /// dropped this way: Linux up to 5.17 refuses `MADV_DONTNEED` for it, and up to 6.7 loses its
-    /// reservation.
-    pub(super) const fn remap_to_drop(&self) -> bool {
-        !self.shared && self.is_hugetlb()
+    /// Returns whether the memory is dropped by mapping it again. For private hugetlb memory, Linux
+    /// up to 5.17 refuses `MADV_DONTNEED`, and Linux up to 6.7 then loses the reservation.
+    pub(super) const fn drops_by_remap(&self) -> bool {
+        !self.is_shared && self.is_hugetlb()
     }
 
     /// Returns whether the memory must be mapped again after a drop: punching a hole in a hugetlb
     /// file also releases the reservation.
-    pub(super) const fn remap_after_drop(&self) -> bool {
-        self.shared && self.is_hugetlb()
+    pub(super) const fn needs_remap_after_drop(&self) -> bool {
+        self.is_shared && self.is_hugetlb()
     }
 
     /// Checks that all resident pages are of the requested type.
-    pub(super) fn check(&self, residency: &Residency) -> Result<(), MemoryError> {
-        let resident = residency.resident();
+    pub(super) fn check_residency(&self, residency: &Residency) -> Result<(), MemoryError> {
+        let resident = residency.total();
         let wrong_pages = |wrong: Bytes, pages: &str, advice: &str| {
             Err(MemoryError::Unexpected(format!(
                 "{wrong} of {resident} resident memory of {} are in {pages}: {advice}",
                 self.backing
             )))
         };
-        let Residency { small, huge, .. } = *residency;
+        let Residency { base_pages, thp, .. } = *residency;
         match self.page_type {
-            PageType::Base if huge.0 > 0 => wrong_pages(
-                huge,
+            PageType::Base if thp.0 > 0 => wrong_pages(
+                thp,
                 "huge pages",
-                "the kernel ignored the advice against them; \
+                "the kernel ignored MADV_NOHUGEPAGE; \
                  see /sys/kernel/mm/transparent_hugepage",
             ),
-            PageType::Transparent if small.0 > 0 => wrong_pages(
-                small,
+            PageType::Transparent if base_pages.0 > 0 => wrong_pages(
+                base_pages,
                 "small pages",
                 "populate the memory beforehand (bench --prefault, run --memory …,prefault=on), or \
                  write 0 to \
                  /sys/kernel/mm/transparent_hugepage/use_zero_page so that a first read does not \
                  map a small page; if both are done, free host memory is fragmented",
             ),
-            PageType::Hugetlb if residency.kernel_page != self.page || small.0 + huge.0 > 0 => {
+            PageType::Hugetlb
+                if residency.kernel_page_size != self.page_size || base_pages.0 + thp.0 > 0 =>
+            {
                 wrong_pages(
                     resident,
                     "pages of another size",
@@ -193,16 +193,16 @@ mod tests {
         host
     }
 
-    fn plan(name: &str) -> Plan {
-        Plan::new(name.parse().unwrap(), &host()).unwrap()
+    fn plan(name: &str) -> BackingPlan {
+        BackingPlan::new(name.parse().unwrap(), &host()).unwrap()
     }
 
-    fn residency(kernel_page: Bytes, small: Bytes, huge: Bytes, hugetlb: Bytes) -> Residency {
-        Residency { kernel_page, small, huge, hugetlb }
+    fn residency(kernel_page: Bytes, base_pages: Bytes, thp: Bytes, hugetlb: Bytes) -> Residency {
+        Residency { kernel_page_size: kernel_page, base_pages, thp, hugetlb }
     }
 
     #[test]
-    fn each_backing_has_its_page() {
+    fn each_backing_has_its_page_size() {
         for (name, page) in [
             ("anonymous", Bytes::kib(4)),
             ("anonymous_thp", Bytes::mib(2)),
@@ -212,12 +212,12 @@ mod tests {
             ("shmem", Bytes::kib(4)),
             ("shared_hugetlb", Bytes::mib(2)),
         ] {
-            assert_eq!(plan(name).page(), page, "{name}");
+            assert_eq!(plan(name).page_size(), page, "{name}");
         }
     }
 
     #[test]
-    fn hugetlb_flags_encode_the_size_and_reserve() {
+    fn hugetlb_flags_encode_the_size_and_reserve_pages() {
         let flags = plan("anonymous_hugetlb_1gb").map_flags();
 
         assert_eq!(flags & libc::MAP_HUGE_1GB, libc::MAP_HUGE_1GB);
@@ -235,23 +235,23 @@ mod tests {
             ("anonymous_hugetlb", bare.clone(), "it offers 64K, 2M, 1G"),
             ("shared_hugetlb", bare, "it offers 64K, 2M, 1G"),
         ] {
-            let error = Plan::new(name.parse().unwrap(), &host).unwrap_err();
+            let error = BackingPlan::new(name.parse().unwrap(), &host).unwrap_err();
             assert!(error.to_string().ends_with(why), "{error}");
         }
     }
 
     #[test]
-    fn only_the_requested_pages_pass_the_check() {
+    fn only_pages_of_the_requested_type_pass_the_check() {
         let (none, base, huge) = (Bytes(0), Bytes::kib(4), Bytes::mib(2));
         let huge_only = residency(base, none, huge, none);
         let hugetlb_2m = residency(huge, none, none, Bytes::mib(64));
 
-        assert!(plan("anonymous").check(&huge_only).is_err());
-        assert!(plan("anonymous_thp").check(&huge_only).is_ok());
-        assert!(plan("anonymous_hugetlb_1gb").check(&hugetlb_2m).is_err());
-        assert!(plan("anonymous_hugetlb_2mb").check(&hugetlb_2m).is_ok());
+        assert!(plan("anonymous").check_residency(&huge_only).is_err());
+        assert!(plan("anonymous_thp").check_residency(&huge_only).is_ok());
+        assert!(plan("anonymous_hugetlb_1gb").check_residency(&hugetlb_2m).is_err());
+        assert!(plan("anonymous_hugetlb_2mb").check_residency(&hugetlb_2m).is_ok());
         let mixed = residency(base, huge, Bytes::mib(62), none);
-        let error = plan("anonymous_thp").check(&mixed).unwrap_err();
+        let error = plan("anonymous_thp").check_residency(&mixed).unwrap_err();
         assert!(error.to_string().contains("2M of 64M"), "{error}");
     }
 }

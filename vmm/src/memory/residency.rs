@@ -4,8 +4,8 @@
 //! `/proc/self/smaps` (proc(5)) reports how the kernel maps a range. It lists each mapping as a
 //! head line `start-end perms offset device inode path` and one line per field, `Name: number kB`.
 //! `Rss` counts small and transparent huge pages without hugetlb; `AnonHugePages`, `ShmemPmdMapped`
-//! and `FilePmdMapped` count the part of it that is mapped as huge pages. No field counts the huge
-//! zero page.
+//! and `FilePmdMapped` count the part of `Rss` that is mapped as huge pages. No field counts the
+//! huge zero page.
 
 use std::{fs, ops::Range, path::PathBuf};
 
@@ -16,20 +16,20 @@ use super::MemoryError;
 /// Resident pages of an address range, by type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Residency {
-    /// Page size of the mapping: the base page, or that of hugetlb.
-    pub kernel_page: Bytes,
+    /// Page size of the mapping: the base page size or a hugetlb page size.
+    pub kernel_page_size: Bytes,
     /// Bytes in base pages.
-    pub small: Bytes,
+    pub base_pages: Bytes,
     /// Bytes in transparent huge pages.
-    pub huge: Bytes,
+    pub thp: Bytes,
     /// Bytes in hugetlb pages.
     pub hugetlb: Bytes,
 }
 
 impl Residency {
-    /// Returns the bytes in all resident pages.
-    pub const fn resident(&self) -> Bytes {
-        Bytes(self.small.0 + self.huge.0 + self.hugetlb.0)
+    /// Returns the bytes in resident pages of all types.
+    pub const fn total(&self) -> Bytes {
+        Bytes(self.base_pages.0 + self.thp.0 + self.hugetlb.0)
     }
 
     /// Reads the resident pages of `range`, which consists of whole mappings of this process.
@@ -43,26 +43,28 @@ impl Residency {
 
     /// Returns the resident bytes of this process outside of `ranges`, without hugetlb, or `None`
     /// if the kernel does not report them.
-    pub fn outside(ranges: &[Range<HostVirtAddr>]) -> Option<Bytes> {
+    pub fn outside_of(ranges: &[Range<HostVirtAddr>]) -> Option<Bytes> {
         let text = fs::read_to_string("/proc/self/smaps").ok()?;
         Some(Self::parse_outside(&text, ranges))
     }
 
     fn parse_outside(text: &str, ranges: &[Range<HostVirtAddr>]) -> Bytes {
         let outside = |mapping: &_| !ranges.iter().any(|range| contains(range, mapping));
-        let fields = fields(text).filter(|(mapping, name, _)| *name == "Rss" && outside(mapping));
+        let fields =
+            smaps_fields(text).filter(|(mapping, name, _)| *name == "Rss" && outside(mapping));
         Bytes(fields.map(|(_, _, bytes)| bytes).sum())
     }
 
     /// Sums up the mappings of an smaps text within `range`.
     fn parse(text: &str, range: Range<HostVirtAddr>) -> Result<Self, MemoryError> {
         let mut listed = 0;
-        let (mut rss, mut huge, mut hugetlb, mut kernel_page) = (0, 0, 0, 0);
-        for (mapping, name, bytes) in fields(text).filter(|field| contains(&range, &field.0)) {
+        let (mut rss, mut huge, mut hugetlb, mut kernel_page_size) = (0, 0, 0, 0);
+        for (mapping, name, bytes) in smaps_fields(text).filter(|field| contains(&range, &field.0))
+        {
             match name {
                 "KernelPageSize" => {
                     listed += mapping.end.0 - mapping.start.0;
-                    kernel_page = bytes;
+                    kernel_page_size = bytes;
                 }
                 "Rss" => rss += bytes,
                 "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" => huge += bytes,
@@ -80,9 +82,9 @@ impl Residency {
             )));
         }
         Ok(Self {
-            kernel_page: Bytes(kernel_page),
-            small: Bytes(rss.saturating_sub(huge)),
-            huge: Bytes(huge),
+            kernel_page_size: Bytes(kernel_page_size),
+            base_pages: Bytes(rss.saturating_sub(huge)),
+            thp: Bytes(huge),
             hugetlb: Bytes(hugetlb),
         })
     }
@@ -92,34 +94,34 @@ fn contains(range: &Range<HostVirtAddr>, mapping: &Range<HostVirtAddr>) -> bool 
     range.start <= mapping.start && mapping.end <= range.end
 }
 
-/// Returns each field of an smaps text with the range of its mapping and its bytes.
-fn fields(text: &str) -> impl Iterator<Item = (Range<HostVirtAddr>, &str, u64)> {
+/// Returns mapping, name and bytes of each field in an smaps text.
+fn smaps_fields(text: &str) -> impl Iterator<Item = (Range<HostVirtAddr>, &str, u64)> {
     let mut mapping = HostVirtAddr(0)..HostVirtAddr(0);
     text.lines().filter_map(move |line| {
-        if let Some(range) = head(line) {
+        if let Some(range) = parse_head_line(line) {
             mapping = range;
             return None;
         }
-        let (name, bytes) = field(line)?;
+        let (name, bytes) = parse_field(line)?;
         Some((mapping.clone(), name, bytes))
     })
 }
 
-/// Returns the range in the head line of a mapping.
-fn head(line: &str) -> Option<Range<HostVirtAddr>> {
+/// Parses the range in the head line of a mapping.
+fn parse_head_line(line: &str) -> Option<Range<HostVirtAddr>> {
     let (range, _) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok().map(HostVirtAddr);
     Some(number(start)?..number(end)?)
 }
 
-/// Returns the field `name` of a text with lines `name: number kB`.
+/// Returns the field `name` of a text with lines `NAME: NUMBER kB`.
 pub(crate) fn kib_field(text: &str, name: &str) -> Option<Bytes> {
-    text.lines().filter_map(field).find(|field| field.0 == name).map(|field| Bytes(field.1))
+    text.lines().filter_map(parse_field).find(|field| field.0 == name).map(|field| Bytes(field.1))
 }
 
-/// Returns the name and the bytes of a field.
-fn field(line: &str) -> Option<(&str, u64)> {
+/// Parses the name and the bytes of a field.
+fn parse_field(line: &str) -> Option<(&str, u64)> {
     let (name, value) = line.split_once(':')?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some((name, kib << 10))
@@ -129,7 +131,7 @@ fn field(line: &str) -> Option<(&str, u64)> {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "\
+    const SMAPS: &str = "\
 aaaab0000000-aaaab0400000 rw-p 00000000 00:00 0                          [heap]
 Size:               4096 kB
 KernelPageSize:        4 kB
@@ -158,31 +160,32 @@ Private_Hugetlb:    8192 kB
     }
 
     #[test]
-    fn only_mappings_in_the_range_are_summed_up_and_hugetlb_separately() {
-        for (range, [kernel_page, small, huge, hugetlb]) in [
+    fn mappings_in_the_range_are_summed_up_by_page_type() {
+        for (range, [kernel_page_size, base_pages, thp, hugetlb]) in [
             (range(0xffff_8000_0000, 0xffff_8040_0000), [4 << 10, 8 << 10, 2 << 20, 0]),
             (range(0xffff_9000_0000, 0xffff_9400_0000), [2 << 20, 0, 0, 8 << 20]),
         ] {
-            let residency = Residency::parse(TEXT, range).unwrap();
+            let residency = Residency::parse(SMAPS, range).unwrap();
 
-            let Residency { kernel_page: page, small: base, huge: thp, hugetlb: pool } = residency;
-            assert_eq!([page, base, thp, pool], [kernel_page, small, huge, hugetlb].map(Bytes));
+            let expected = [kernel_page_size, base_pages, thp, hugetlb].map(Bytes);
+            let Residency { kernel_page_size, base_pages, thp, hugetlb } = residency;
+            assert_eq!([kernel_page_size, base_pages, thp, hugetlb], expected);
         }
-        assert_eq!(kib_field(TEXT, "Private_Hugetlb"), Some(Bytes::mib(8)));
-        assert_eq!(kib_field(TEXT, "SecPageTables"), None);
+        assert_eq!(kib_field(SMAPS, "Private_Hugetlb"), Some(Bytes::mib(8)));
+        assert_eq!(kib_field(SMAPS, "SecPageTables"), None);
     }
 
     #[test]
     fn pages_outside_of_guest_memory_are_counted() {
         let guest = range(0xffff_8000_0000, 0xffff_8020_0000);
 
-        assert_eq!(Residency::parse_outside(TEXT, &[guest]), Bytes::kib(20));
-        assert_eq!(Residency::parse_outside(TEXT, &[]), Bytes::kib(2068));
+        assert_eq!(Residency::parse_outside(SMAPS, &[guest]), Bytes::kib(20));
+        assert_eq!(Residency::parse_outside(SMAPS, &[]), Bytes::kib(2068));
     }
 
     #[test]
     fn a_partially_listed_range_is_an_error() {
-        let error = Residency::parse(TEXT, range(0xffff_8000_0000, 0xffff_8060_0000)).unwrap_err();
+        let error = Residency::parse(SMAPS, range(0xffff_8000_0000, 0xffff_8060_0000)).unwrap_err();
 
         assert!(error.to_string().contains("lists 4M of 6M"), "{error}");
     }

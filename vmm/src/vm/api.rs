@@ -2,8 +2,7 @@
 //! The control socket: HTTP/1.1 with JSON on a Unix socket, one request per connection.
 //!
 //! A thread reads [requests](super::api_request) and writes responses; the main thread executes the
-//! requests. A client has 2 s for each read or write; clients are served one at a time. A stale
-//! socket of a killed run is replaced; only its owner removes a socket.
+//! requests. A client has 2 s for each read or write; clients are served one at a time.
 
 use std::{
     fs,
@@ -21,15 +20,15 @@ use std::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    api_request::{Request, Response, error_response, parse},
+    api_request::{ApiRequest, Response, error_response, parse},
     privileges::Identity,
 };
 
 /// Timeout of each read from and write to a client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A socket file, identified by device and inode, so that a replacement is not mistaken for
-/// it. Dropping it removes the file.
+/// A socket file, identified by device and inode, so that a replacement is not mistaken for it.
+/// Dropping it removes the file.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -54,7 +53,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// A bound control socket that is not served yet. Dropping it removes the file.
+/// A bound control socket without a server. Dropping it removes the file.
 #[derive(Debug)]
 pub struct BoundSocket {
     listener: UnixListener,
@@ -71,7 +70,7 @@ impl BoundSocket {
                     return refuse("another VM listens on this socket: use another path");
                 }
                 if !fs::symlink_metadata(path)?.file_type().is_socket() {
-                    return refuse("the file exists and is not a socket");
+                    return refuse("the file exists and is not a socket: use another path");
                 }
                 fs::remove_file(path)?;
                 UnixListener::bind(path)?
@@ -90,10 +89,10 @@ impl BoundSocket {
     }
 }
 
-/// A request that waits for the main thread.
+/// A request that the main thread has not executed yet.
 #[derive(Debug)]
 pub struct PendingRequest {
-    pub request: Request,
+    pub request: ApiRequest,
     response: mpsc::SyncSender<Response>,
 }
 
@@ -104,24 +103,24 @@ impl PendingRequest {
     }
 }
 
-/// A served control socket. Dropping it removes the file; the thread ends with the process.
+/// Server of a control socket. Dropping it removes the file; its thread ends with the process.
 #[derive(Debug)]
-pub struct Api {
+pub struct ApiServer {
     pub(super) file: Arc<SocketFile>,
     requests: mpsc::Receiver<PendingRequest>,
-    /// Signalled when a request is pending.
-    pub(super) event: EventFd,
+    /// Event signalled when a request is pending.
+    pub(super) request_event: EventFd,
 }
 
-impl Api {
+impl ApiServer {
     /// Starts the thread that serves `socket`. The thread calls `setup` first.
     pub fn serve(
         socket: BoundSocket,
         setup: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
         let BoundSocket { listener, file } = socket;
-        let event = EventFd::new(libc::EFD_NONBLOCK)?;
-        let wake = event.try_clone()?;
+        let request_event = EventFd::new(libc::EFD_NONBLOCK)?;
+        let wake = request_event.try_clone()?;
         let (sender, requests) = mpsc::channel();
         let (ready, setup_result) = mpsc::sync_channel(1);
         thread::Builder::new().name("api".to_owned()).spawn(move || {
@@ -132,14 +131,13 @@ impl Api {
             }
         })?;
         setup_result.recv().map_err(io::Error::other)??;
-        Ok(Self { file, requests, event })
+        Ok(Self { file, requests, request_event })
     }
 
-    /// Returns the next pending request.
-    pub fn next(&self) -> Option<PendingRequest> {
+    pub fn next_request(&self) -> Option<PendingRequest> {
         let request = self.requests.try_recv().or_else(|_| {
             // A request that arrives after this read signals the event again.
-            let _ = self.event.read();
+            let _ = self.request_event.read();
             self.requests.try_recv()
         });
         request.ok()
@@ -149,7 +147,7 @@ impl Api {
 fn serve_clients(listener: &UnixListener, to_main: &mpsc::Sender<PendingRequest>, wake: &EventFd) {
     for client in listener.incoming() {
         let Ok(client) = client else {
-            // Most likely EMFILE, which may be temporary.
+            // The error is most likely EMFILE, which may be temporary.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
@@ -201,8 +199,8 @@ const fn reason_phrase(status: u16) -> &'static str {
     }
 }
 
-/// Reads a request with its body, which is ignored.
-fn read_request(client: &mut UnixStream) -> io::Result<Result<Request, Response>> {
+/// Reads a request and discards its body.
+fn read_request(client: &mut UnixStream) -> io::Result<Result<ApiRequest, Response>> {
     let mut bytes = Vec::new();
     loop {
         match parse(&bytes) {
@@ -224,8 +222,8 @@ mod tests {
 
     use super::*;
 
-    fn serve(path: &Path) -> io::Result<Api> {
-        Api::serve(BoundSocket::new(path)?, || Ok(()))
+    fn serve(path: &Path) -> io::Result<ApiServer> {
+        ApiServer::serve(BoundSocket::new(path)?, || Ok(()))
     }
 
     fn send(path: &Path, request: &str) -> String {
@@ -245,12 +243,12 @@ mod tests {
         let client = thread::spawn(move || send(&to, request));
 
         let pending = loop {
-            match api.next() {
+            match api.next_request() {
                 Some(pending) => break pending,
                 None => thread::yield_now(),
             }
         };
-        assert_eq!(pending.request, Request::Pause);
+        assert_eq!(pending.request, ApiRequest::Pause);
         pending.respond((200, json!({ "state": "paused" })));
 
         let response = client.join().unwrap();

@@ -16,14 +16,14 @@
 use granule_types::units::Bytes;
 use serde_json::{Value, json};
 
-/// Maximum size of a request, head and body.
-const MAX_REQUEST: usize = 8 << 10;
+/// Maximum size of a request with its body, in bytes.
+const MAX_REQUEST_SIZE: usize = 8 << 10;
 const MAX_HEADERS: usize = 32;
 
-/// A request of a client.
+/// A request of a control socket client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the table above describes each request")]
-pub enum Request {
+pub enum ApiRequest {
     State,
     Pause,
     Resume,
@@ -32,9 +32,9 @@ pub enum Request {
     Collapse,
     Counters,
     DirtyLogging(bool),
-    Dirty,
-    DirtyClear,
-    Balloon(Bytes),
+    DirtyPages,
+    ClearDirtyLog,
+    ResizeBalloon(Bytes),
 }
 
 /// A response: HTTP status and body.
@@ -49,19 +49,19 @@ pub fn error_response(status: u16, reason: &str) -> Response {
 ///
 /// # Errors
 /// The response to an invalid request.
-pub fn parse(bytes: &[u8]) -> Result<Option<Request>, Response> {
+pub fn parse(bytes: &[u8]) -> Result<Option<ApiRequest>, Response> {
     let too_large = || error_response(413, "the request is larger than 8K");
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Request::new(&mut headers);
     let parsed = head.parse(bytes).map_err(|error| error_response(400, &error.to_string()))?;
     let head_length = match parsed {
         httparse::Status::Complete(length) => length,
-        httparse::Status::Partial if bytes.len() < MAX_REQUEST => return Ok(None),
+        httparse::Status::Partial if bytes.len() < MAX_REQUEST_SIZE => return Ok(None),
         httparse::Status::Partial => return Err(too_large()),
     };
     let body_length = body_length(head.headers).map_err(|reason| error_response(400, reason))?;
     let length = head_length.checked_add(body_length);
-    let length = length.filter(|length| *length <= MAX_REQUEST).ok_or_else(too_large)?;
+    let length = length.filter(|length| *length <= MAX_REQUEST_SIZE).ok_or_else(too_large)?;
     if bytes.len() < length {
         return Ok(None);
     }
@@ -84,21 +84,21 @@ fn body_length(headers: &[httparse::Header<'_>]) -> Result<usize, &'static str> 
     Ok(length)
 }
 
-fn route(method: &str, path: &str) -> Result<Request, Response> {
+fn route(method: &str, path: &str) -> Result<ApiRequest, Response> {
     let (expected, request) = match path {
-        "/v1/state" => ("GET", Request::State),
-        "/v1/pause" => ("POST", Request::Pause),
-        "/v1/resume" => ("POST", Request::Resume),
-        "/v1/stop" => ("POST", Request::Stop),
-        "/v1/memory" => ("GET", Request::Memory),
-        "/v1/memory/collapse" => ("POST", Request::Collapse),
-        "/v1/counters" => ("GET", Request::Counters),
-        "/v1/dirty" => ("GET", Request::Dirty),
-        "/v1/dirty/start" => ("POST", Request::DirtyLogging(true)),
-        "/v1/dirty/stop" => ("POST", Request::DirtyLogging(false)),
-        "/v1/dirty/clear" => ("POST", Request::DirtyClear),
+        "/v1/state" => ("GET", ApiRequest::State),
+        "/v1/pause" => ("POST", ApiRequest::Pause),
+        "/v1/resume" => ("POST", ApiRequest::Resume),
+        "/v1/stop" => ("POST", ApiRequest::Stop),
+        "/v1/memory" => ("GET", ApiRequest::Memory),
+        "/v1/memory/collapse" => ("POST", ApiRequest::Collapse),
+        "/v1/counters" => ("GET", ApiRequest::Counters),
+        "/v1/dirty" => ("GET", ApiRequest::DirtyPages),
+        "/v1/dirty/start" => ("POST", ApiRequest::DirtyLogging(true)),
+        "/v1/dirty/stop" => ("POST", ApiRequest::DirtyLogging(false)),
+        "/v1/dirty/clear" => ("POST", ApiRequest::ClearDirtyLog),
         _ => match path.strip_prefix("/v1/balloon/").map(str::parse::<Bytes>) {
-            Some(Ok(size)) => ("POST", Request::Balloon(size)),
+            Some(Ok(size)) => ("POST", ApiRequest::ResizeBalloon(size)),
             Some(Err(error)) => return Err(error_response(400, &format!("{path}: {error}"))),
             None => {
                 let paths = "unknown path; expected one of /v1/state, pause, resume, stop, \
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_complete_with_its_body_and_limited_in_size() {
+    fn a_request_needs_its_body_and_is_limited_in_size() {
         let head = "POST /v1/stop HTTP/1.1\r\nContent-Length: 4\r\n\r\n";
         let request = format!("{head}{{}}\r\n");
 
@@ -131,8 +131,8 @@ mod tests {
             assert_eq!(parsed, Ok(None), "{end}");
         }
         let parsed = parse(request.as_bytes());
-        assert_eq!(parsed, Ok(Some(Request::Stop)));
-        let large = format!("GET /v1/state HTTP/1.1\r\nx: {}", "y".repeat(MAX_REQUEST));
+        assert_eq!(parsed, Ok(Some(ApiRequest::Stop)));
+        let large = format!("GET /v1/state HTTP/1.1\r\nx: {}", "y".repeat(MAX_REQUEST_SIZE));
         let body = "GET /v1/state HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n";
         for request in [large.as_str(), body] {
             let parsed = parse(request.as_bytes());

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Statistics of one boot of a guest by phase: `granule run --stats FILE`.
+//! Statistics of a guest boot by phase, written by `granule run --stats FILE`.
 //!
 //! The phases are `start` (before the vCPUs run), `boot` (until the guest's init writes the [boot
 //! timer](crate::devices::BootTimer)), `first-minute` (60 s) and `run` (until the guest exits). A
 //! [`Snapshot`] is taken at each boundary; a phase holds the differences of counters and the last
-//! value of gauges. The time of a snapshot counts toward the next phase.
+//! value of gauges. The time for taking a snapshot counts toward the next phase.
 //!
-//! The file holds one JSON object per line for each boot, written when the guest exits.
+//! The file has one line for each boot, a JSON object that is written when the guest exits.
 
 use std::{
     fs::File,
@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use granule_types::record::{EventCounts, Host};
+use granule_types::record::{EventCounts, HostInfo};
 use serde::Serialize;
 
 use super::{config::VmConfig, stats::Snapshot};
@@ -44,8 +44,8 @@ pub struct BootPhase {
 pub struct BootStats {
     phases: Vec<BootPhase>,
     pub(super) phase: &'static str,
-    pub(super) since: Duration,
-    last: Option<Snapshot>,
+    pub(super) phase_start: Duration,
+    last_snapshot: Option<Snapshot>,
     marks: Vec<(u8, u64)>,
 }
 
@@ -54,8 +54,8 @@ impl Default for BootStats {
         Self {
             phases: Vec::new(),
             phase: "start",
-            since: Duration::ZERO,
-            last: None,
+            phase_start: Duration::ZERO,
+            last_snapshot: None,
             marks: Vec::new(),
         }
     }
@@ -63,7 +63,7 @@ impl Default for BootStats {
 
 impl BootStats {
     /// Records a value that the guest wrote to the boot timer.
-    pub fn mark(&mut self, mark: u8, at: Duration) {
+    pub fn record_mark(&mut self, mark: u8, at: Duration) {
         // The guest can write any number of values.
         if self.marks.len() < MAX_MARKS {
             self.marks.push((mark, nanoseconds(at)));
@@ -72,14 +72,14 @@ impl BootStats {
 
     /// Ends the current phase and starts phase `next`.
     pub fn end_phase(&mut self, next: &'static str, at: Duration, snapshot: Snapshot) {
-        let before = self.last.as_ref();
+        let before = self.last_snapshot.as_ref();
         let difference = |after: &EventCounts, part: fn(&Snapshot) -> &EventCounts| match before {
             Some(before) => tracepoints::difference(part(before), after),
             None => after.clone(),
         };
         self.phases.push(BootPhase {
             name: self.phase,
-            ns: nanoseconds(at.saturating_sub(self.since)),
+            ns: nanoseconds(at.saturating_sub(self.phase_start)),
             statistics: Snapshot {
                 events: difference(&snapshot.events, |s| &s.events),
                 faults: difference(&snapshot.faults, |s| &s.faults),
@@ -87,39 +87,39 @@ impl BootStats {
                 ..snapshot.clone()
             },
         });
-        (self.phase, self.since, self.last) = (next, at, Some(snapshot));
+        (self.phase, self.phase_start, self.last_snapshot) = (next, at, Some(snapshot));
     }
 }
 
-/// The record of a boot in the file.
+/// Record of a boot in the file.
 #[derive(Serialize)]
 struct BootRecord<'a> {
     schema: &'static str,
-    host: &'a Host,
+    host: &'a HostInfo,
     config: &'a VmConfig,
-    /// Outcome of the boot.
-    ended: &'static str,
+    #[serde(rename = "ended")]
+    outcome: &'static str,
     /// Values that the guest wrote to the boot timer, with their times in nanoseconds.
     marks: &'a [(u8, u64)],
     phases: &'a [BootPhase],
 }
 
-/// The open file and the host's description.
+/// The open statistics file and the description of the host.
 pub(super) struct StatsFile {
     pub(super) path: PathBuf,
     file: File,
-    /// Set when a boot of this run has been written.
-    written: bool,
-    host: Host,
+    /// Indicates that the file contains a boot of this run.
+    has_record: bool,
+    host: HostInfo,
 }
 
 impl StatsFile {
     /// Opens the file. Records of an earlier run are kept until the first write.
-    pub(super) fn open(path: &Path, host: Host) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, host: HostInfo) -> io::Result<Self> {
         Ok(Self {
             path: path.to_owned(),
             file: File::options().create(true).append(true).open(path)?,
-            written: false,
+            has_record: false,
             host,
         })
     }
@@ -127,22 +127,22 @@ impl StatsFile {
     pub(super) fn write(
         &mut self,
         config: &VmConfig,
-        ended: &'static str,
+        outcome: &'static str,
         boot: &BootStats,
     ) -> io::Result<()> {
         let record = BootRecord {
             schema: SCHEMA,
             host: &self.host,
             config,
-            ended,
+            outcome,
             marks: &boot.marks,
             phases: &boot.phases,
         };
         let mut line = serde_json::to_vec(&record)?;
         line.push(b'\n');
-        if !std::mem::replace(&mut self.written, true) {
+        if !std::mem::replace(&mut self.has_record, true) {
             self.file.set_len(0).or_else(|error| match error.kind() {
-                // The file is a pipe or a terminal.
+                // A pipe or terminal cannot be truncated.
                 io::ErrorKind::InvalidInput => Ok(()),
                 _ => Err(error),
             })?;
@@ -165,7 +165,7 @@ mod tests {
             faults: [("translation.level3".to_owned(), faults)].into(),
             exits: EventCounts::new(),
             gauges: EventCounts::new(),
-            resident: vec![[(4096, small)].into()],
+            resident_bytes: vec![[(4096, small)].into()],
             stage2_tables: None,
             overhead: None,
         }
@@ -181,9 +181,9 @@ mod tests {
         boot.end_phase("run", at(400), snapshot(900, 2 << 20));
 
         let phases = boot.phases.iter().map(|phase| {
-            let Snapshot { faults, resident, .. } = &phase.statistics;
+            let Snapshot { faults, resident_bytes, .. } = &phase.statistics;
             let faults = faults["translation.level3"];
-            (phase.name, phase.ns, faults, resident[0][&4096])
+            (phase.name, phase.ns, faults, resident_bytes[0][&4096])
         });
         assert!(phases.eq([
             ("start", 5_000_000, 0, 0),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Builds a VM whose vCPU threads wait at the kernel's entry point.
 //!
-//! The order is the same on all architectures: the kernel image, command line and memory, which
-//! need no VM, then the VM and its memslots, vCPUs, interrupt controller, devices, boot data and
-//! vCPU threads. [`crate::arch::guest`] implements the architecture-specific part of each step.
+//! The order is the same on all architectures: kernel image, command line and memory, then the VM
+//! and its memslots, vCPUs, interrupt controller, devices, boot data and vCPU threads.
+//! [`crate::arch::guest`] implements the architecture-specific part of each step.
 
 use std::{io::Read as _, sync::Arc};
 
@@ -38,28 +38,26 @@ use crate::{
         memslot::{DirtyMode, Memslot},
         stats::Statistics,
     },
-    memory::{GuestMemory, GuestRam, HostPages, Plan, RamOptions},
+    memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions},
 };
 
 /// Maximum number of bytes read from a kernel file: one more than the size limit of a kernel.
-const MAX_KERNEL_FILE: u64 = (512 << 20) + 1;
+const KERNEL_READ_LIMIT: u64 = (512 << 20) + 1;
 
-/// Connections of a VM to the rest of the process.
+/// Connections of a VM's devices and vCPUs to the rest of the process.
 pub struct VmConnections {
     pub serial_output: SerialOutput,
-    /// Destination of the console output, which applies backpressure to vCPUs that write to the
-    /// serial port.
+    /// Console output, which applies backpressure to vCPUs that write to the serial port.
     pub console_output: ConsoleOutput,
     pub console: Option<Console>,
     pub boot_timer: BootTimer,
-    /// Event that is signalled when the guest exits.
+    /// Event signalled when the guest exits.
     pub guest_exit: EventFd,
-    pub confine_vcpus: bool,
-    pub statistics: bool,
+    pub confines_vcpus: bool,
+    pub collects_statistics: bool,
 }
 
-/// A VM. Its fields are declared in the order in which they must be dropped: users before their
-/// resources.
+/// A VM. The fields are declared in drop order: users before the resources that they use.
 pub struct Vm {
     pub vcpus: VcpuThreads,
     pub serial: SharedSerialPort,
@@ -75,13 +73,13 @@ pub struct Vm {
     pub statistics: Statistics,
 }
 
-/// Builds a VM; its vCPUs are paused.
+/// Builds a VM with paused vCPUs.
 pub fn build(
     config: &VmConfig,
     files: &OpenFiles,
     connections: VmConnections,
 ) -> Result<Vm, VmError> {
-    kvm::check_vcpus(&files.kvm, config.vcpus)?;
+    kvm::check_vcpu_count(&files.kvm, config.vcpus)?;
     let image = read_kernel(&files.kernel)?;
     let command_line = guest::parse_command_line(&config.command_line)?;
     let initrd_size = files.initrd.as_ref().map(initrd_size).transpose()?;
@@ -92,7 +90,7 @@ pub fn build(
 
     let (vm, ipa_bits) =
         guest::create_vm(&files.kvm, memory.regions(), config.ipa_bits, config.eager_split)?;
-    let rings = (config.dirty == DirtyMode::Ring)
+    let rings = (config.dirty_log == DirtyMode::Ring)
         .then(|| DirtyRings::enable(&vm).map(Arc::new))
         .transpose()?;
     let slots = (0..)
@@ -110,7 +108,7 @@ pub fn build(
     devices.add_platform_device(Rtc::describe, Rtc::default())?;
     devices.add_platform_device(BootTimer::describe, connections.boot_timer)?;
     let balloon = devices.add_virtio_devices(&config.devices, files, connections.console)?;
-    let bus = Arc::new(devices.finish());
+    let bus = Arc::new(devices.into_bus());
 
     if let (Some(initrd), Some(range)) = (&files.initrd, &layout.initrd) {
         let length = usize::try_from(range.end.0 - range.start.0).unwrap_or(usize::MAX);
@@ -122,13 +120,13 @@ pub fn build(
     let ranges = memory.regions().iter().map(|ram| (ram.start(), ram.size()));
     let description = VmDescription {
         memory: ranges.collect(),
-        devices: bus.infos().cloned().collect(),
+        devices: bus.device_infos().cloned().collect(),
         command_line,
     };
     guest::write_boot_data(memory.map(), &image, &description, &vcpus, &layout)?;
 
     let mut statistics = Statistics::default();
-    if connections.statistics {
+    if connections.collects_statistics {
         statistics.add_vm(&vm);
         vcpus.fds.iter().for_each(|vcpu| statistics.add_vcpu(vcpu));
     }
@@ -141,12 +139,12 @@ pub fn build(
         exits: Arc::default(),
         guest_exit: connections.guest_exit,
     };
-    let vcpus = VcpuThreads::start(vcpus.fds, context, connections.confine_vcpus)
+    let vcpus = VcpuThreads::start(vcpus.fds, context, connections.confines_vcpus)
         .map_err(failed("the vCPU threads cannot be started"))?;
     Ok(Vm { vcpus, serial, balloon, rings, slots, fd: vm, ipa_bits, memory, statistics })
 }
 
-/// Allocates the memory zones and places them in the guest-physical address space.
+/// Places the memory zones in the guest-physical address space and allocates them.
 pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmError> {
     let host = HostPages::of_this_host()?;
     let name = |index: usize, zone: &MemoryZone| {
@@ -158,12 +156,12 @@ pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmErr
     };
     let mut plans = Vec::new();
     for (index, zone) in zones.iter().enumerate() {
-        let plan = Plan::new(zone.backing, &host).map_err(failed(name(index, zone)))?;
-        let size = zone.size.checked_align_up(plan.page()).ok_or_else(overflow)?;
+        let plan = BackingPlan::new(zone.backing, &host).map_err(failed(name(index, zone)))?;
+        let size = zone.size.checked_align_up(plan.page_size()).ok_or_else(overflow)?;
         plans.push((plan, size));
     }
     let starts = place_memory(plans.iter().zip(zones).map(|((plan, size), zone)| {
-        let align = zone.align.map_or(plan.page(), |align| align.max(plan.page()));
+        let align = zone.alignment.map_or(plan.page_size(), |align| align.max(plan.page_size()));
         (*size, align)
     }));
     let starts = starts.ok_or_else(overflow)?;
@@ -171,9 +169,9 @@ pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmErr
     for (index, ((zone, start), (plan, size))) in zones.iter().zip(starts).zip(plans).enumerate() {
         let options = RamOptions {
             prefault: zone.prefault,
-            align: zone.align,
+            alignment: zone.alignment,
             node: zone.node,
-            parallel: true,
+            populates_in_parallel: true,
         };
         let ram = GuestRam::new(plan, &host, start, size, options);
         rams.push(ram.map_err(failed(name(index, zone)))?);
@@ -184,7 +182,7 @@ pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmErr
 fn read_kernel(kernel: &BootFile) -> Result<Image, VmError> {
     let bytes = kernel.read(|file| {
         let mut bytes = Vec::new();
-        file.take(MAX_KERNEL_FILE).read_to_end(&mut bytes)?;
+        file.take(KERNEL_READ_LIMIT).read_to_end(&mut bytes)?;
         Ok(bytes)
     })?;
     Image::from_file(bytes).map_err(failed(kernel.name.as_str()))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The configuration of a VM and of its run.
+//! Configuration of a VM and options of a run.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -19,12 +19,12 @@ pub struct MemoryZone {
     /// Populates the zone before the guest starts.
     pub prefault: bool,
     /// Alignment of guest and host addresses; the backing's page size by default.
-    pub align: Option<Bytes>,
+    pub alignment: Option<Bytes>,
     /// NUMA node that provides all pages.
     pub node: Option<u32>,
 }
 
-/// The model of the guest's serial port.
+/// Model of the guest's serial port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SerialModel {
@@ -35,16 +35,16 @@ pub enum SerialModel {
     Pl011,
 }
 
-/// A disk.
+/// Configuration of a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DiskConfig {
     /// Path of a raw image or a block device.
     pub path: PathBuf,
-    /// Limits the guest to read access.
-    pub read_only: bool,
+    /// Refuses writes of the guest.
+    pub is_read_only: bool,
 }
 
-/// A network card.
+/// Configuration of a network device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NetConfig {
     /// Name of the host's tap interface.
@@ -53,29 +53,29 @@ pub struct NetConfig {
     pub mac: Option<MacAddress>,
 }
 
-/// A vsock device.
+/// Configuration of a vsock device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct VsockConfig {
     /// The guest's context ID.
     pub cid: u32,
 }
 
-/// The virtio devices of a VM. An entropy device is always present.
+/// Virtio devices of a VM. An entropy device is always present.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct VirtioConfig {
     /// Disks, in the order of the guest's `/dev/vda`, `/dev/vdb`, ….
     pub disks: Vec<DiskConfig>,
-    /// Network cards.
+    /// Network devices.
     pub nets: Vec<NetConfig>,
     /// Vsock device.
     pub vsock: Option<VsockConfig>,
     /// Adds a balloon.
-    pub balloon: bool,
-    /// Adds a console, `hvc0`, which replaces the serial port as the terminal's device.
-    pub console: bool,
+    pub has_balloon: bool,
+    /// Adds a console, `hvc0`, to which the terminal is connected instead of the serial port.
+    pub has_console: bool,
 }
 
-/// The configuration of a VM.
+/// Configuration of a VM.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct VmConfig {
     /// Kernel file: an `Image`, optionally compressed.
@@ -98,18 +98,17 @@ pub struct VmConfig {
     /// Chunk size of eager page splitting.
     pub eager_split: Option<Bytes>,
     /// Dirty logging mode.
-    #[serde(rename = "dirty_log")]
-    pub dirty: DirtyMode,
+    pub dirty_log: DirtyMode,
 }
 
 /// Options of a run that are not part of the VM.
 #[derive(Debug, Clone)]
 pub struct RunOptions {
     /// Start time of the program.
-    pub started: Instant,
+    pub start_time: Instant,
     /// Reboots a guest that resets itself.
-    pub reboot: bool,
-    /// Text on the guest's console that marks the start of its init.
+    pub reboots_on_reset: bool,
+    /// Text in the console output that marks the start of the guest's init.
     pub init_text: Option<String>,
     /// File for statistics.
     pub stats: Option<PathBuf>,
@@ -118,5 +117,5 @@ pub struct RunOptions {
     /// User and group that the process changes to after it has opened all files.
     pub identity: Option<Identity>,
     /// Confines the process by Landlock and seccomp.
-    pub sandbox: bool,
+    pub is_sandboxed: bool,
 }

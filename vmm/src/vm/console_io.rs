@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connects the terminal with the guest's console device.
+//! Connects the terminal to the guest's console device.
 //!
-//! The terminal is connected to the serial port, or to the virtio console if there is one. A virtio
-//! console receives all input, but the output of the serial port is still shown, because a kernel
-//! prints its messages there until it has loaded the virtio driver.
+//! The console device is the virtio console, if there is one, or the serial port. A virtio console
+//! receives all input, but the output of the serial port is still shown, because a kernel prints
+//! its messages there until it has loaded the virtio driver.
 //!
-//! A text in the output can mark the start of the guest's init, for guests that do not write the
-//! boot timer.
+//! A text in the output can mark the start of init in guests that do not write the boot timer.
 
 use std::{
     io::{self, Write},
@@ -19,12 +18,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     device_manager::SharedSerialPort,
-    seccomp::{ThreadRole, confine_if},
-    terminal::{EscapeKey, Terminal},
+    seccomp::{ThreadRole, confine_optionally},
+    terminal::{EscapeFilter, Terminal},
 };
 use crate::{
     devices::{
-        console_input::{self, Overflow, PipeSink, SerialSink},
+        console_input::{self, OverflowPolicy, PipeSink, SerialSink},
         console_output::ConsoleOutput,
         serial::SerialOutput,
         virtio::console::Console,
@@ -33,44 +32,44 @@ use crate::{
 };
 
 /// Starts the thread that writes console output to standard output.
-pub fn stdout(confine: bool) -> io::Result<ConsoleOutput> {
+pub fn start_console_output(confine: bool) -> io::Result<ConsoleOutput> {
     let output = io::stdout().as_fd().try_clone_to_owned()?;
-    ConsoleOutput::new(output, move || confine_if(confine, ThreadRole::Console))
+    ConsoleOutput::new(output, move || confine_optionally(confine, ThreadRole::Console))
 }
 
-/// Callback for a text that was found in the console output.
+/// Callback for the first match of a pattern in the console output.
 pub type MatchCallback = Box<dyn FnOnce() + Send>;
 
-/// A writer that calls a function when a text is written for the first time.
+/// A writer that calls a function when `pattern` is written for the first time.
 struct PatternMatcher<W> {
-    to: W,
+    output: W,
     pattern: Vec<u8>,
-    /// The last bytes written, at most as many as in the pattern; empty after the match.
-    last: Vec<u8>,
+    /// Last bytes written, up to the length of the pattern; empty after the match.
+    tail: Vec<u8>,
     on_match: Option<MatchCallback>,
 }
 
 impl<W: Write> PatternMatcher<W> {
-    /// Returns a writer to `to` that searches for `pattern`; an empty pattern never matches.
-    fn new(to: W, pattern: &str, on_match: MatchCallback) -> Self {
+    /// Returns a writer to `output` that searches for `pattern`; an empty pattern never matches.
+    fn new(output: W, pattern: &str, on_match: MatchCallback) -> Self {
         Self {
-            to,
+            output,
             pattern: pattern.into(),
-            last: Vec::new(),
+            tail: Vec::new(),
             on_match: (!pattern.is_empty()).then_some(on_match),
         }
     }
 
     fn search(&mut self, bytes: &[u8]) {
         for byte in bytes {
-            if self.last.len() == self.pattern.len() {
-                self.last.remove(0);
+            if self.tail.len() == self.pattern.len() {
+                self.tail.remove(0);
             }
-            self.last.push(*byte);
-            if self.last == self.pattern
+            self.tail.push(*byte);
+            if self.tail == self.pattern
                 && let Some(on_match) = self.on_match.take()
             {
-                self.last = Vec::new();
+                self.tail = Vec::new();
                 return on_match();
             }
         }
@@ -82,17 +81,17 @@ impl<W: Write> Write for PatternMatcher<W> {
         if self.on_match.is_some() {
             self.search(bytes);
         }
-        // A partial write would pass the same bytes to the search again.
-        self.to.write_all(bytes)?;
+        // After a partial write, the caller would pass the same bytes to the search again.
+        self.output.write_all(bytes)?;
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
+        self.output.flush()
     }
 }
 
-/// The VM's ends of the channels to the terminal.
+/// Device ends of the channels to the terminal.
 pub struct ConsoleChannels {
     pub serial_output: SerialOutput,
     pub console: Option<Console>,
@@ -100,8 +99,8 @@ pub struct ConsoleChannels {
 }
 
 impl ConsoleChannels {
-    /// Creates the channels to `output`, with or without a virtio console. The output of the device
-    /// that the terminal is connected to is searched for `pattern`.
+    /// Creates the channels to `output`, with or without a virtio console. Only the output of the
+    /// console device is searched for `pattern`.
     pub fn new(
         output: &ConsoleOutput,
         virtio_console: bool,
@@ -127,8 +126,8 @@ impl ConsoleChannels {
     }
 }
 
-/// Starts the thread that forwards standard input to the virtio console, or to the serial port. The
-/// escape key, which is recognised on a terminal only, signals `quit`.
+/// Starts the thread that forwards standard input to the virtio console or the serial port. The
+/// escape key signals `quit`; it is recognised on a terminal only.
 pub fn forward_stdin(
     console: Option<PipeSink>,
     serial: &SharedSerialPort,
@@ -138,12 +137,12 @@ pub fn forward_stdin(
 ) -> io::Result<ScopedThread> {
     let input = io::stdin().as_fd().try_clone_to_owned()?;
     let overflow = match terminal {
-        Some(_) => Overflow::Drop,
-        None => Overflow::Wait,
+        Some(_) => OverflowPolicy::Drop,
+        None => OverflowPolicy::Wait,
     };
-    let mut escape = terminal.map(|_| EscapeKey::default());
+    let mut escape = terminal.map(|_| EscapeFilter::default());
     let filter = move |bytes: &mut Vec<u8>| {
-        if let Err(error) = confine_if(mem::take(&mut confine), ThreadRole::Console) {
+        if let Err(error) = confine_optionally(mem::take(&mut confine), ThreadRole::Console) {
             log::error!("the console input thread cannot be confined: {error}");
             let _ = quit.write(1);
             return false;
@@ -170,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pattern_is_searched_in_the_output_of_the_terminals_device() {
+    fn only_the_output_of_the_console_device_is_searched() {
         for virtio_console in [false, true] {
             let (mut reader, to) = io::pipe().unwrap();
             let output = ConsoleOutput::new(to, || Ok(())).unwrap();

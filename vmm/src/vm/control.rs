@@ -7,7 +7,7 @@ use granule_types::units::Bytes;
 use serde_json::{Value, json};
 
 use super::{
-    api_request::{Request, Response, error_response},
+    api_request::{ApiRequest, Response, error_response},
     boot_stats::BootStats,
     builder::Vm,
     config::VmConfig,
@@ -16,30 +16,30 @@ use super::{
 };
 use crate::kvm::{KvmError, memslot::DirtyLog};
 
-/// The main thread's state of a running VM.
+/// Executes the requests of a running VM on the main thread and records its phases.
 pub struct VmController<'a> {
     pub config: &'a VmConfig,
     pub vm: &'a Vm,
     pub reader: StatsReader,
-    pub boot: BootStats,
-    /// Number of this boot, from 1.
+    pub boot_stats: BootStats,
+    /// Number of this boot, counted from 1.
     boot_count: u32,
     /// Dirty logs, one for each memslot; empty while logging is off.
-    dirty: Vec<DirtyLog>,
-    pub stop_requested: bool,
+    dirty_logs: Vec<DirtyLog>,
+    pub is_stop_requested: bool,
 }
 
 impl<'a> VmController<'a> {
-    /// Returns the controller of a VM that has not run yet.
+    /// Returns the controller of a VM before its first run.
     pub fn new(config: &'a VmConfig, vm: &'a Vm, reader: StatsReader, boot_count: u32) -> Self {
         Self {
             config,
             vm,
             reader,
-            boot: BootStats::default(),
+            boot_stats: BootStats::default(),
             boot_count,
-            dirty: Vec::new(),
-            stop_requested: false,
+            dirty_logs: Vec::new(),
+            is_stop_requested: false,
         }
     }
 
@@ -47,33 +47,33 @@ impl<'a> VmController<'a> {
     /// read.
     pub fn end_phase(&mut self, next: &'static str, at: Duration) {
         match self.reader.read() {
-            Ok(snapshot) => self.boot.end_phase(next, at, snapshot),
+            Ok(snapshot) => self.boot_stats.end_phase(next, at, snapshot),
             Err(error) => {
-                log::warn!("phase '{}' is not recorded: {error}", self.boot.phase);
+                log::warn!("phase '{}' is not recorded: {error}", self.boot_stats.phase);
             }
         }
     }
 
-    pub fn handle(&mut self, request: Request) -> Response {
+    pub fn execute(&mut self, request: ApiRequest) -> Response {
         match request {
-            Request::State => {}
-            Request::Pause => self.vm.vcpus.pause(),
-            Request::Resume => self.vm.vcpus.request(RunState::Running),
-            Request::Stop => self.stop_requested = true,
-            Request::Memory => return self.memory(),
-            Request::Collapse => return self.collapse(),
-            Request::Counters => return self.counters(),
-            Request::DirtyLogging(on) => return to_response(self.set_logging(on)),
-            Request::Dirty => return to_response(self.dirty_pages()),
-            Request::DirtyClear => return to_response(self.clear()),
-            Request::Balloon(size) => return self.set_balloon(size),
+            ApiRequest::State => {}
+            ApiRequest::Pause => self.vm.vcpus.pause(),
+            ApiRequest::Resume => self.vm.vcpus.request(RunState::Running),
+            ApiRequest::Stop => self.is_stop_requested = true,
+            ApiRequest::Memory => return self.memory(),
+            ApiRequest::Collapse => return self.collapse(),
+            ApiRequest::Counters => return self.counters(),
+            ApiRequest::DirtyLogging(on) => return to_response(self.set_dirty_logging(on)),
+            ApiRequest::DirtyPages => return to_response(self.dirty_pages()),
+            ApiRequest::ClearDirtyLog => return to_response(self.clear_dirty_logs()),
+            ApiRequest::ResizeBalloon(size) => return self.set_balloon(size),
         }
         (200, self.state())
     }
 
     fn state(&self) -> Value {
-        let state = match self.vm.vcpus.requested() {
-            _ if self.stop_requested => "stopping",
+        let state = match self.vm.vcpus.requested_state() {
+            _ if self.is_stop_requested => "stopping",
             RunState::Running => "running",
             RunState::Paused => "paused",
             RunState::Stopped => "stopping",
@@ -81,12 +81,12 @@ impl<'a> VmController<'a> {
         let size: u64 = self.vm.memory.regions().iter().map(|ram| ram.size().0).sum();
         json!({
             "state": state,
-            "phase": self.boot.phase,
+            "phase": self.boot_stats.phase,
             "vcpus": self.config.vcpus,
             "memory_bytes": size,
             "ipa_bits": self.vm.ipa_bits,
             "boot_count": self.boot_count,
-            "dirty_logging": !self.dirty.is_empty(),
+            "dirty_logging": !self.dirty_logs.is_empty(),
         })
     }
 
@@ -101,33 +101,33 @@ impl<'a> VmController<'a> {
                     "start": ram.start().0,
                     "bytes": ram.size().0,
                     "backing": ram.plan().backing(),
-                    "page": ram.plan().page(),
+                    "page": ram.plan().page_size(),
                 });
-                match ram.resident() {
-                    Ok(obtained) => zone["resident"] = json!(obtained.resident),
+                match ram.resident_pages() {
+                    Ok(obtained) => zone["resident"] = json!(obtained.resident_bytes),
                     Err(error) => zone["error"] = json!(error.to_string()),
                 }
-                if let Err(error) = ram.obtained() {
-                    zone["not_as_asked"] = json!(error.to_string());
+                if let Err(error) = ram.checked_resident_pages() {
+                    zone["unexpected_pages"] = json!(error.to_string());
                 }
                 zone
             })
             .collect();
         let balloon = self.vm.balloon.as_ref().map(|balloon| {
             json!({
-                "actual_bytes": balloon.actual().0,
-                "inflated_bytes": balloon.inflated().0,
-                "reported_bytes": balloon.reported().0,
+                "actual_bytes": balloon.actual_size().0,
+                "inflated_bytes": balloon.inflated_size().0,
+                "reported_bytes": balloon.reported_size().0,
             })
         });
         (200, json!({ "zones": zones, "balloon": balloon }))
     }
 
-    /// Collapses the memory of all zones; the response has the result of each zone.
+    /// Collapses the memory of each zone and reports the results.
     fn collapse(&self) -> Response {
         let zones = self.vm.memory.regions().iter();
         let zones = zones.map(|ram| match ram.collapse() {
-            Ok(obtained) => json!({ "start": ram.start().0, "resident": obtained.resident }),
+            Ok(obtained) => json!({ "start": ram.start().0, "resident": obtained.resident_bytes }),
             Err(error) => json!({ "start": ram.start().0, "error": error.to_string() }),
         });
         (200, json!({ "zones": zones.collect::<Vec<_>>() }))
@@ -138,7 +138,7 @@ impl<'a> VmController<'a> {
             return error_response(409, "the VM has no balloon: start it with --balloon on");
         };
         balloon.set_target(size);
-        (200, json!({ "wanted_bytes": size.0, "actual_bytes": balloon.actual().0 }))
+        (200, json!({ "wanted_bytes": size.0, "actual_bytes": balloon.actual_size().0 }))
     }
 
     fn counters(&mut self) -> Response {
@@ -148,44 +148,44 @@ impl<'a> VmController<'a> {
         }
     }
 
-    fn set_logging(&mut self, on: bool) -> Result<Value, KvmError> {
-        if on && self.dirty.is_empty() {
-            self.start_logging().inspect_err(|_| {
-                // Logging covers all memory or none; the first error is returned.
-                let _ = self.stop_logging();
+    fn set_dirty_logging(&mut self, on: bool) -> Result<Value, KvmError> {
+        if on && self.dirty_logs.is_empty() {
+            self.start_dirty_logging().inspect_err(|_| {
+                // Logging covers all memslots or none; the first error is returned.
+                let _ = self.stop_dirty_logging();
             })?;
         } else if !on {
-            self.stop_logging()?;
+            self.stop_dirty_logging()?;
         }
         Ok(self.state())
     }
 
-    fn start_logging(&mut self) -> Result<(), KvmError> {
+    fn start_dirty_logging(&mut self) -> Result<(), KvmError> {
         let vm = &self.vm.fd;
         for slot in &self.vm.slots {
-            let mut log = DirtyLog::new(vm, self.config.dirty, self.vm.rings.clone())?;
-            let switched = log.switch(vm, slot, true);
-            // The log is kept even after an error, so that logging of its memslot is stopped.
-            self.dirty.push(log);
+            let mut log = DirtyLog::new(vm, self.config.dirty_log, self.vm.rings.clone())?;
+            let switched = log.set_enabled(vm, slot, true);
+            // The log is kept even after an error, so that `stop_dirty_logging` stops it.
+            self.dirty_logs.push(log);
             switched?;
         }
         Ok(())
     }
 
     /// Stops all logs, even if one of them fails.
-    fn stop_logging(&mut self) -> Result<(), KvmError> {
+    fn stop_dirty_logging(&mut self) -> Result<(), KvmError> {
         let vm = &self.vm.fd;
-        let logs = self.vm.slots.iter().zip(self.dirty.drain(..));
-        logs.map(|(slot, mut log)| log.switch(vm, slot, false)).fold(Ok(()), Result::and)
+        let logs = self.vm.slots.iter().zip(self.dirty_logs.drain(..));
+        logs.map(|(slot, mut log)| log.set_enabled(vm, slot, false)).fold(Ok(()), Result::and)
     }
 
     fn dirty_pages(&mut self) -> Result<Value, KvmError> {
-        self.require_logging()?;
+        self.require_dirty_logging()?;
         let (mut zones, mut all_pages, mut all_bytes) = (Vec::new(), 0, 0);
-        for (slot, log) in self.vm.slots.iter().zip(&mut self.dirty) {
+        for (slot, log) in self.vm.slots.iter().zip(&mut self.dirty_logs) {
             let words = log.read(&self.vm.fd, slot)?;
             let pages: u64 = words.iter().map(|word| u64::from(word.count_ones())).sum();
-            let page = slot.ram().plan().base_page().0;
+            let page = slot.ram().plan().base_page_size().0;
             all_pages += pages;
             all_bytes += pages * page;
             zones.push(json!({
@@ -197,16 +197,16 @@ impl<'a> VmController<'a> {
         Ok(json!({ "dirty_pages": all_pages, "dirty_bytes": all_bytes, "zones": zones }))
     }
 
-    fn clear(&mut self) -> Result<Value, KvmError> {
-        self.require_logging()?;
-        for (slot, log) in self.vm.slots.iter().zip(&mut self.dirty) {
-            log.collect(&self.vm.fd, slot)?;
+    fn clear_dirty_logs(&mut self) -> Result<Value, KvmError> {
+        self.require_dirty_logging()?;
+        for (slot, log) in self.vm.slots.iter().zip(&mut self.dirty_logs) {
+            log.read_and_clear(&self.vm.fd, slot)?;
         }
         Ok(json!({ "dirty_pages": 0 }))
     }
 
-    const fn require_logging(&self) -> Result<(), KvmError> {
-        if self.dirty.is_empty() {
+    const fn require_dirty_logging(&self) -> Result<(), KvmError> {
+        if self.dirty_logs.is_empty() {
             return Err(KvmError::NotLogging);
         }
         Ok(())

@@ -15,16 +15,16 @@ use super::{
     outcome::{VmError, failed},
 };
 use crate::{
-    arch::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICE_STEP, VIRTIO_DEVICES},
+    arch::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICES},
     devices::{
-        Bus, MmioDevice, MmioDeviceInfo, Pl011, REGISTER_SPACE, Serial,
+        Bus, MmioDevice, MmioDeviceInfo, Pl011, REGISTER_RANGE_SIZE, Serial,
         serial::{SerialOutput, SerialPort},
         virtio::{
             Transport, VirtioDevice,
             balloon::{Balloon, BalloonHandle},
             block::Block,
             console::Console,
-            net::{Net, mac_for},
+            net::{Net, mac_from_tap_name},
             rng::Rng,
             vsock::Vsock,
         },
@@ -36,13 +36,12 @@ use crate::{
 /// Number of interrupts for devices.
 pub const DEVICE_INTERRUPTS: u32 = 256;
 
-/// Object of the error returned when a device's eventfd cannot be created.
-const EVENTFD: &str = "a device's eventfd cannot be created";
+const EVENTFD_ERROR: &str = "a device's eventfd cannot be created";
 
 /// A serial port that vCPU threads and the console input thread share.
 pub type SharedSerialPort = Arc<Mutex<dyn SerialPort>>;
 
-/// The devices of a VM under construction.
+/// Adds devices to a VM and its bus.
 #[derive(Debug)]
 pub struct DeviceManager<'a> {
     vm: &'a VmFd,
@@ -62,7 +61,7 @@ impl<'a> DeviceManager<'a> {
             memory,
             bus: Bus::default(),
             platform_addresses: addresses(PLATFORM_DEVICES, PLATFORM_DEVICE_STEP),
-            virtio_addresses: addresses(VIRTIO_DEVICES, VIRTIO_DEVICE_STEP),
+            virtio_addresses: addresses(VIRTIO_DEVICES, REGISTER_RANGE_SIZE),
             interrupts: 0..DEVICE_INTERRUPTS,
         }
     }
@@ -73,23 +72,23 @@ impl<'a> DeviceManager<'a> {
         model: SerialModel,
         output: SerialOutput,
     ) -> Result<(SharedSerialPort, Range<GuestAddress>), VmError> {
-        let start = next(&mut self.platform_addresses)?;
-        let (number, irq) = self.interrupt()?;
+        let start = next_address(&mut self.platform_addresses)?;
+        let (number, irq) = self.allocate_interrupt()?;
         let port: SharedSerialPort = match model {
             SerialModel::Ns16550a => {
                 let serial =
-                    Arc::new(Mutex::new(Serial::new(irq, output).map_err(failed(EVENTFD))?));
+                    Arc::new(Mutex::new(Serial::new(irq, output).map_err(failed(EVENTFD_ERROR))?));
                 self.bus.add(Serial::describe(start, number), Arc::clone(&serial) as _)?;
                 serial
             }
             SerialModel::Pl011 => {
                 let serial =
-                    Arc::new(Mutex::new(Pl011::new(irq, output).map_err(failed(EVENTFD))?));
+                    Arc::new(Mutex::new(Pl011::new(irq, output).map_err(failed(EVENTFD_ERROR))?));
                 self.bus.add(Pl011::describe(start, number), Arc::clone(&serial) as _)?;
                 serial
             }
         };
-        Ok((port, start..GuestAddress(start.0 + REGISTER_SPACE)))
+        Ok((port, start..GuestAddress(start.0 + REGISTER_RANGE_SIZE)))
     }
 
     /// Adds a platform device without an interrupt; `describe` takes its address.
@@ -98,12 +97,11 @@ impl<'a> DeviceManager<'a> {
         describe: impl FnOnce(GuestAddress) -> MmioDeviceInfo,
         device: impl MmioDevice + 'static,
     ) -> Result<(), VmError> {
-        let info = describe(next(&mut self.platform_addresses)?);
+        let info = describe(next_address(&mut self.platform_addresses)?);
         Ok(self.bus.add(info, Arc::new(Mutex::new(device)))?)
     }
 
-    /// Adds the virtio devices, with `console` if there is one. Returns the handle of the balloon,
-    /// if there is one.
+    /// Adds the virtio devices. Returns the handle of the balloon, if there is one.
     pub fn add_virtio_devices(
         &mut self,
         config: &VirtioConfig,
@@ -116,7 +114,7 @@ impl<'a> DeviceManager<'a> {
             self.add_virtio(&name, Box::new(device))?;
         }
         for (index, (net, tap)) in config.nets.iter().zip(&files.taps).enumerate() {
-            let mac = net.mac.unwrap_or_else(|| mac_for(&net.tap));
+            let mac = net.mac.unwrap_or_else(|| mac_from_tap_name(&net.tap));
             let device = Net::new(tap.clone(), mac);
             self.add_virtio(&format!("net{index}"), Box::new(device))?;
         }
@@ -128,7 +126,7 @@ impl<'a> DeviceManager<'a> {
             let device = Vsock::new(backend.clone()).map_err(failed("--vsock"))?;
             self.add_virtio("vsock", Box::new(device))?;
         }
-        if !config.balloon {
+        if !config.has_balloon {
             return Ok(None);
         }
         let balloon = Balloon::default();
@@ -137,17 +135,16 @@ impl<'a> DeviceManager<'a> {
         Ok(Some(handle))
     }
 
-    /// Returns the bus with all devices.
     #[must_use]
-    pub fn finish(self) -> Bus {
+    pub fn into_bus(self) -> Bus {
         self.bus
     }
 
     fn add_virtio(&mut self, name: &str, device: Box<dyn VirtioDevice>) -> Result<(), VmError> {
-        let start = next(&mut self.virtio_addresses)?;
-        let (number, irq) = self.interrupt()?;
-        let transport =
-            Transport::new(name, device, Arc::clone(&self.memory), irq).map_err(failed(EVENTFD))?;
+        let start = next_address(&mut self.virtio_addresses)?;
+        let (number, irq) = self.allocate_interrupt()?;
+        let transport = Transport::new(name, device, Arc::clone(&self.memory), irq)
+            .map_err(failed(EVENTFD_ERROR))?;
         let address = IoEventAddress::Mmio(start.0 + Transport::QUEUE_NOTIFY);
         for (index, event) in (0_u32..).zip(transport.queue_events()) {
             self.vm
@@ -159,9 +156,9 @@ impl<'a> DeviceManager<'a> {
     }
 
     /// Returns the next interrupt and the irqfd that raises it.
-    fn interrupt(&mut self) -> Result<(u32, EventFd), VmError> {
-        let number = self.interrupts.next().ok_or_else(full)?;
-        let event = EventFd::new(libc::EFD_NONBLOCK).map_err(failed(EVENTFD))?;
+    fn allocate_interrupt(&mut self) -> Result<(u32, EventFd), VmError> {
+        let number = self.interrupts.next().ok_or_else(too_many_devices)?;
+        let event = EventFd::new(libc::EFD_NONBLOCK).map_err(failed(EVENTFD_ERROR))?;
         self.vm
             .register_irqfd(&event, number)
             .map_err(|error| KvmError::call("KVM_IRQFD", error))?;
@@ -169,15 +166,15 @@ impl<'a> DeviceManager<'a> {
     }
 }
 
-fn addresses(range: Range<GuestAddress>, step: usize) -> StepBy<Range<u64>> {
-    (range.start.0..range.end.0).step_by(step)
+fn addresses(range: Range<GuestAddress>, step: u64) -> StepBy<Range<u64>> {
+    (range.start.0..range.end.0).step_by(usize::try_from(step).unwrap_or(usize::MAX))
 }
 
-fn next(addresses: &mut StepBy<Range<u64>>) -> Result<GuestAddress, VmError> {
-    addresses.next().map(GuestAddress).ok_or_else(full)
+fn next_address(addresses: &mut StepBy<Range<u64>>) -> Result<GuestAddress, VmError> {
+    addresses.next().map(GuestAddress).ok_or_else(too_many_devices)
 }
 
 /// Returns the error for a device without a free address or interrupt.
-fn full() -> VmError {
+fn too_many_devices() -> VmError {
     VmError::Refused("too many devices: use fewer --disk and --net options".to_owned())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A virtual machine that runs Linux, from its configuration to the guest's power-off.
+//! A virtual machine that runs Linux: building, running and controlling it.
 //!
 //! ```text
 //! config ── open_files ── builder ── Vm ── run ─┬─ main thread: signals, requests, statistics
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! [`run`](run::run) opens all files, confines the process, builds the VM and waits until the guest
-//! powers off, resets or crashes, or until a signal, the escape key or the control socket ends
-//! it. After a reset it builds the VM again from the same files.
+//! powers off, resets or crashes, or until a signal, the escape key or the control socket stops it.
+//! After a reset it builds the VM again from the same files.
 
 mod api;
 pub mod api_request;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Files and devices of a VM, opened once before the VM is built.
 //!
-//! A reboot builds the VM from the same open files. None of them is opened by name after the
-//! process has dropped its [privileges](super::privileges) and is [confined](super::sandbox). A
-//! disk stays locked across reboots, and replacing a kernel file meanwhile has no effect.
+//! A reboot builds the VM from the same open files, because the process has dropped its
+//! [privileges](super::privileges) and is [confined](super::sandbox). A disk stays locked across
+//! reboots, and replacing a kernel file meanwhile has no effect.
 
 use std::{
     fs::File,
@@ -26,7 +26,7 @@ use crate::{
 /// A kernel or initramfs file.
 #[derive(Debug)]
 pub struct BootFile {
-    /// The option and the path.
+    /// Option and path, for error messages.
     pub(super) name: String,
     file: File,
 }
@@ -53,7 +53,7 @@ impl BootFile {
     }
 }
 
-/// The open files and devices of a VM, in the order of the configuration.
+/// Open files and devices of a VM, in the order of the configuration.
 #[derive(Debug)]
 pub struct OpenFiles {
     pub kvm: Kvm,
@@ -76,7 +76,7 @@ impl OpenFiles {
             kernel: BootFile::open("--kernel", &config.kernel)?,
             initrd: initrd.map(|path| BootFile::open("--initrd", path)).transpose()?,
             disks: disks
-                .map(|disk| Disk::open(&disk.path, disk.read_only))
+                .map(|disk| Disk::open(&disk.path, disk.is_read_only))
                 .collect::<Result<_, _>>()
                 .map_err(failed("--disk"))?,
             taps: nets

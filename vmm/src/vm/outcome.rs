@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The outcome of a run, and the error type of building and running a VM.
+//! Outcome of a run, and the error type for building and running a VM.
 
 use std::error::Error;
 
@@ -7,16 +7,16 @@ use granule_types::host::FactsError;
 
 use crate::{arch::guest::BootError, devices::BusError, kvm::KvmError, memory::MemoryError};
 
-/// The outcome of a run.
+/// Outcome of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VmOutcome {
-    /// The guest powered itself off.
+    /// Power-off by the guest.
     PowerOff,
-    /// The guest reset itself, and the VM is not rebooted.
+    /// Reset by the guest.
     Reset,
-    /// A signal, the escape key or a client stopped the VM.
+    /// Stop of the VM by a signal, the escape key or a client.
     Stopped(&'static str),
-    /// The guest crashed or a vCPU cannot continue.
+    /// Crash of the guest, or a vCPU that cannot continue.
     Failed(String),
 }
 
@@ -35,25 +35,25 @@ impl VmOutcome {
 /// Error returned when a VM cannot be built or run.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// The boot data cannot be prepared.
+    /// Error returned when the boot data cannot be prepared.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// A KVM call failed.
+    /// Error of a KVM call.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// Guest memory is not available as requested.
+    /// Error returned when guest memory is not available as requested.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The bus refuses the registers of a device.
+    /// Error returned when the bus refuses the register range of a device.
     #[error(transparent)]
     Bus(#[from] BusError),
-    /// The host's description cannot be read.
+    /// Error returned when the host's description cannot be read.
     #[error(transparent)]
     Facts(#[from] FactsError),
-    /// An option is not valid, or the host does not allow the VM.
+    /// Error returned for an invalid option, or when the host cannot run the VM.
     #[error("{0}")]
     Refused(String),
-    /// An operation failed, or the object that an option names cannot be used.
+    /// Error of an operation, or of using the object that an option names.
     #[error("{object}")]
     Failed {
         /// The operation, or the option and its value.

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Drops the privileges of the process.
 //!
-//! `--user` and `--group` name the user and group that the process changes to after it has opened
-//! all files. It then has no supplementary groups and no capabilities, and a program that it starts
-//! cannot gain any (`no_new_privs`, empty bounding set). A final check verifies that the process
-//! cannot regain root.
+//! The process changes to `--user` and `--group` after it has opened all files. It then has no
+//! supplementary groups and no capabilities, and a program that it starts cannot gain any
+//! (`no_new_privs`, empty bounding set). A final check verifies that it cannot regain root.
 //!
 //! Names are looked up in `/etc/passwd` and `/etc/group`. A user from another source (LDAP) must be
 //! specified by number.
@@ -35,23 +34,23 @@ const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
 
 impl Identity {
-    /// Looks up the values of `--user` and `--group`; returns `None` without them.
+    /// Looks up the values of `--user` and `--group`; returns `None` if both are absent.
     ///
     /// # Errors
     /// The user or group does not exist, or is root.
     pub fn find(user: Option<&str>, group: Option<&str>) -> Result<Option<Self>, VmError> {
-        let read = |file: &str| fs::read_to_string(file).map_err(names_unreadable(file));
+        let read = |file: &str| fs::read_to_string(file).map_err(lookup_failed(file));
         find(user, group, || read(PASSWD), || read(GROUP))
     }
 
-    /// Changes user and group irrevocably. The process must have a single thread.
+    /// Changes user and group irrevocably and drops all capabilities.
     ///
     /// # Errors
     /// The process has several threads, or the kernel refuses the change.
-    pub fn assume(self) -> Result<(), VmError> {
+    pub fn drop_privileges(self) -> Result<(), VmError> {
+        let tasks = fs::read_dir("/proc/self/task");
+        let threads = tasks.map_err(failed("reading /proc/self/task failed"))?.count();
         let failed = |call: &str| failed(format!("{call} failed"));
-        const TASKS: &str = "/proc/self/task";
-        let threads = fs::read_dir(TASKS).map_err(names_unreadable(TASKS))?.count();
         if threads != 1 {
             return refuse(format_args!(
                 "the process has {threads} threads; privileges can be dropped by a single thread \
@@ -90,11 +89,11 @@ impl Identity {
             inheritable: CapabilitySet::empty(),
         };
         set_capabilities(None, none).map_err(failed("capset"))?;
-        self.check()
+        self.verify()
     }
 
-    /// Checks the user and group, and that the process cannot become root again.
-    fn check(self) -> Result<(), VmError> {
+    /// Verifies user and group, and that the process cannot become root again.
+    fn verify(self) -> Result<(), VmError> {
         let same = (getuid().as_raw(), getgid().as_raw()) == (self.user, self.group);
         if !same || set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).is_ok() {
             return refuse(format_args!(
@@ -109,7 +108,7 @@ fn refuse<T>(why: fmt::Arguments<'_>) -> Result<T, VmError> {
     Err(VmError::Refused(why.to_string()))
 }
 
-fn names_unreadable(file: &str) -> impl FnOnce(io::Error) -> VmError {
+fn lookup_failed(file: &str) -> impl FnOnce(io::Error) -> VmError {
     failed(format!("{file} cannot be read to look up a name: use numbers"))
 }
 
@@ -136,15 +135,16 @@ fn find(
     };
     // NAME:PASSWORD:UID:GID:…
     let matches = |row: &[&str]| row.first() == Some(&name) || row.get(2) == Some(&name);
-    let row = row(&passwd, matches).unwrap_or_default();
-    let user = number.or_else(|| field(&row, 2)).ok_or_else(|| unknown("--user", name, PASSWD))?;
+    let row = find_row(&passwd, matches).unwrap_or_default();
+    let user =
+        number.or_else(|| numeric_field(&row, 2)).ok_or_else(|| unknown("--user", name, PASSWD))?;
     if user == 0 {
         return refuse(format_args!(
             "--user {name} is root and keeps all privileges: use another user, or remove --user"
         ));
     }
     let group = match group {
-        None => field(&row, 3).ok_or_else(|| {
+        None => numeric_field(&row, 3).ok_or_else(|| {
             VmError::Refused(format!(
                 "--user {user} is not in /etc/passwd, so its group is unknown: add --group"
             ))
@@ -153,8 +153,9 @@ fn find(
             Ok(number) => number,
             Err(_) => {
                 let groups = groups()?;
-                let row = self::row(&groups, |row| row.first() == Some(&name));
-                row.and_then(|row| field(&row, 2)).ok_or_else(|| unknown("--group", name, GROUP))?
+                let row = find_row(&groups, |row| row.first() == Some(&name));
+                row.and_then(|row| numeric_field(&row, 2))
+                    .ok_or_else(|| unknown("--group", name, GROUP))?
             }
         },
     };
@@ -162,11 +163,11 @@ fn find(
 }
 
 /// Returns the colon-separated fields of the first row that `matches` accepts.
-fn row(file: &str, matches: impl Fn(&[&str]) -> bool) -> Option<Vec<&str>> {
+fn find_row(file: &str, matches: impl Fn(&[&str]) -> bool) -> Option<Vec<&str>> {
     file.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|row| matches(row))
 }
 
-fn field(row: &[&str], at: usize) -> Option<u32> {
+fn numeric_field(row: &[&str], at: usize) -> Option<u32> {
     row.get(at)?.parse().ok()
 }
 
@@ -174,7 +175,10 @@ fn field(row: &[&str], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn found(user: Option<&str>, group: Option<&str>) -> Result<Option<Identity>, String> {
+    fn find_in_test_files(
+        user: Option<&str>,
+        group: Option<&str>,
+    ) -> Result<Option<Identity>, String> {
         let passwd = "root:x:0:0::/root:/bin/sh\nvm:x:990:36::/nonexistent:/bin/false\n";
         let groups = "root:x:0:\nkvm:x:36:\nvm:x:990:\n";
         let done = find(user, group, || Ok(passwd.into()), || Ok(groups.into()));
@@ -185,11 +189,11 @@ mod tests {
     fn find_accepts_names_and_numbers() {
         let is = |user, group| Ok(Some(Identity { user, group }));
 
-        assert_eq!(found(None, None), Ok(None));
-        assert_eq!(found(Some("vm"), None), is(990, 36));
-        assert_eq!(found(Some("990"), None), is(990, 36));
-        assert_eq!(found(Some("vm"), Some("vm")), is(990, 990));
-        assert_eq!(found(Some("4242"), Some("4343")), is(4242, 4343));
+        assert_eq!(find_in_test_files(None, None), Ok(None));
+        assert_eq!(find_in_test_files(Some("vm"), None), is(990, 36));
+        assert_eq!(find_in_test_files(Some("990"), None), is(990, 36));
+        assert_eq!(find_in_test_files(Some("vm"), Some("vm")), is(990, 990));
+        assert_eq!(find_in_test_files(Some("4242"), Some("4343")), is(4242, 4343));
     }
 
     #[test]
@@ -202,21 +206,21 @@ mod tests {
             (Some("0"), Some("vm"), "keeps all privileges"),
             (None, Some("vm"), "needs --user"),
         ] {
-            let error = found(user, group).unwrap_err();
+            let error = find_in_test_files(user, group).unwrap_err();
             assert!(error.contains(why), "{user:?} {group:?}: {error}");
         }
     }
 
-    /// Runs in a child process, because the change is irrevocable and needs a single thread.
+    /// Drops privileges in a child process, because the change is irrevocable and needs one thread.
     #[test]
-    fn assume_drops_all_privileges_of_root() {
+    fn drop_privileges_removes_all_privileges_of_root() {
         if !getuid().is_root() {
             return granule_types::testing::skip("the test needs root");
         }
         // SAFETY: the child makes system calls only and exits.
         let child = match unsafe { libc::fork() } {
             0 => {
-                let assumed = Identity { user: 4242, group: 4343 }.assume();
+                let assumed = Identity { user: 4242, group: 4343 }.drop_privileges();
                 let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
                 let has = |name: &str, value: &str| {
                     let line = status.lines().find_map(|line| line.strip_prefix(name));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Runs a VM on the main thread: opens files, confines the process, and boots the VM again after
-//! each reset. One boot lasts from building the VM to the guest's exit.
+//! each reset. A boot lasts from building the VM to the guest's exit.
 
 use std::{
     mem,
@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_types::record::Host;
+use granule_types::record::HostInfo;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    api::{Api, BoundSocket},
+    api::{ApiServer, BoundSocket},
     boot_stats::StatsFile,
     builder::{self, Vm, VmConnections},
     config::{RunOptions, VmConfig},
@@ -24,8 +24,8 @@ use super::{
     event_loop::EventLoop,
     open_files::OpenFiles,
     outcome::{VmError, VmOutcome, failed},
-    sandbox::restrict_files,
-    seccomp::{ThreadRole, confine_if},
+    sandbox::restrict_file_access,
+    seccomp::{ThreadRole, confine_optionally},
     signals::Signals,
     stats::{HostCounters, StatsReader, refreshed_stage2_table_bytes},
     terminal::Terminal,
@@ -49,11 +49,11 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
     let files = OpenFiles::new(config)?;
     let socket_path = options.api_socket.as_deref();
     let socket = socket_path
-        .map(|path| BoundSocket::new(path).map_err(failed(named("--api-socket", path))))
+        .map(|path| BoundSocket::new(path).map_err(failed(option_and_path("--api-socket", path))))
         .transpose()?;
-    let counted = stats_file.is_some() || socket.is_some();
-    // Opening kernel events needs privileges that are dropped below.
-    let mut counters = counted.then(HostCounters::open);
+    let collects_statistics = stats_file.is_some() || socket.is_some();
+    // Opening the counters needs privileges that are dropped below.
+    let mut counters = collects_statistics.then(HostCounters::open);
     if stats_file.is_some() && counters.as_ref().is_some_and(HostCounters::is_empty) {
         log::warn!(
             "--stats: kernel events are not counted, so stage-2 aborts and exits are missing: run \
@@ -61,9 +61,9 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
         );
     }
     let api = confine_process(options, socket)?;
-    let output =
-        console_io::stdout(options.sandbox).map_err(failed("opening the console output failed"))?;
-    let mut started = options.started;
+    let output = console_io::start_console_output(options.is_sandboxed)
+        .map_err(failed("opening the console output failed"))?;
+    let mut start_time = options.start_time;
     let mut boot_count = 1;
     let outcome = loop {
         let context = RunContext {
@@ -73,12 +73,12 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
             signals: &signals,
             api: api.as_ref(),
             output: &output,
-            counted,
+            collects_statistics,
             boot_count,
         };
-        let outcome = context.boot(started, stats_file.as_mut(), counters.take());
-        if options.reboot && matches!(outcome, Ok(VmOutcome::Reset)) {
-            started = Instant::now();
+        let outcome = context.boot(start_time, stats_file.as_mut(), counters.take());
+        if options.reboots_on_reset && matches!(outcome, Ok(VmOutcome::Reset)) {
+            start_time = Instant::now();
             boot_count += 1;
             continue;
         }
@@ -86,7 +86,7 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
     };
     let unwritten = output.finish();
     drop(api);
-    // A signal can then terminate the process even if its standard error is blocked.
+    // A released signal can terminate the process even while a write to standard error blocks.
     signals.release();
     if unwritten > 0 {
         log::warn!("the last {unwritten} bytes of console output were not read");
@@ -94,7 +94,7 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
     outcome
 }
 
-/// Raises the limit of open files to its maximum: each vCPU needs several.
+/// Raises the soft limit of open files to the hard limit, because each vCPU needs several files.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
@@ -104,106 +104,108 @@ fn raise_file_limit() {
 }
 
 fn open_stats_file(path: &Path) -> Result<StatsFile, VmError> {
-    let host = Host::of_this_machine()?;
-    StatsFile::open(path, host).map_err(failed(named("--stats", path)))
+    let host = HostInfo::of_this_host()?;
+    StatsFile::open(path, host).map_err(failed(option_and_path("--stats", path)))
 }
 
-/// Returns the name of a file in an error: its option and path.
-fn named(option: &str, path: &Path) -> String {
+fn option_and_path(option: &str, path: &Path) -> String {
     format!("{option} {}", path.display())
 }
 
-/// Applies Landlock, user and seccomp filter to the process, and serves the control socket.
+/// Applies Landlock rules, user and seccomp filter to the process, and serves the control socket.
 fn confine_process(
     options: &RunOptions,
     socket: Option<BoundSocket>,
-) -> Result<Option<Api>, VmError> {
-    const CONFINING: &str = "the process cannot be confined";
-    let confine = options.sandbox;
+) -> Result<Option<ApiServer>, VmError> {
+    const CONFINE_ERROR: &str = "the process cannot be confined";
+    let confine = options.is_sandboxed;
     let path = options.api_socket.as_deref().unwrap_or(Path::new(""));
     if confine {
         let folder = socket.as_ref().map(|_| {
             let folder = path.parent();
             folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
         });
-        restrict_files(folder).map_err(failed(CONFINING))?;
+        restrict_file_access(folder).map_err(failed(CONFINE_ERROR))?;
     }
     if let Some(identity) = options.identity {
         if let Some(socket) = &socket {
-            socket.set_owner(identity).map_err(failed(named("--api-socket", path)))?;
+            socket.set_owner(identity).map_err(failed(option_and_path("--api-socket", path)))?;
         }
-        identity.assume().map_err(failed("privileges cannot be dropped"))?;
+        identity.drop_privileges().map_err(failed("privileges cannot be dropped"))?;
     }
-    let setup = move || confine_if(confine, ThreadRole::Api);
+    let setup = move || confine_optionally(confine, ThreadRole::Api);
     let api = socket
-        .map(|socket| Api::serve(socket, setup).map_err(failed(named("--api-socket", path))))
+        .map(|socket| {
+            ApiServer::serve(socket, setup).map_err(failed(option_and_path("--api-socket", path)))
+        })
         .transpose()?;
     if confine {
-        ThreadRole::Main.confine().map_err(failed(CONFINING))?;
+        ThreadRole::Main.confine().map_err(failed(CONFINE_ERROR))?;
     }
     Ok(api)
 }
 
-/// State that is kept across reboots.
+/// Inputs of a boot. All except `boot_count` are the same for every boot.
 struct RunContext<'a> {
     config: &'a VmConfig,
     options: &'a RunOptions,
     files: &'a OpenFiles,
     signals: &'a Signals,
-    api: Option<&'a Api>,
+    api: Option<&'a ApiServer>,
     output: &'a ConsoleOutput,
-    counted: bool,
+    collects_statistics: bool,
     boot_count: u32,
 }
 
 impl RunContext<'_> {
-    /// Builds and runs the VM once, from `started` to the guest's exit.
+    /// Builds the VM and runs it until the guest exits or is stopped.
     fn boot(
         &self,
-        started: Instant,
+        start_time: Instant,
         stats_file: Option<&mut StatsFile>,
         counters: Option<HostCounters>,
     ) -> Result<VmOutcome, VmError> {
         let (wake, quit) = (new_event()?, new_event()?);
-        let counters = counters.or_else(|| self.counted.then(HostCounters::open));
-        let tables_before = self.counted.then(refreshed_stage2_table_bytes).flatten();
+        let counters = counters.or_else(|| self.collects_statistics.then(HostCounters::open));
+        let table_bytes_before =
+            self.collects_statistics.then(refreshed_stage2_table_bytes).flatten();
         let (sender, marks) = mpsc::channel();
-        let (mut vm, console_input) = self.build(started, &wake, &sender)?;
-        let terminal =
-            Terminal::raw().map_err(failed("setting the terminal to raw mode failed"))?;
+        let (mut vm, console_input) = self.build(start_time, &wake, &sender)?;
+        let terminal = Terminal::enter_raw_mode()
+            .map_err(failed("setting the terminal to raw mode failed"))?;
         let input = console_io::forward_stdin(
             console_input,
             &vm.serial,
             terminal.as_ref(),
             clone_event(&quit)?,
-            self.options.sandbox,
+            self.options.is_sandboxed,
         )
         .map_err(failed("opening the console input failed"))?;
         let reader = StatsReader {
             counters: counters.unwrap_or_default(),
             statistics: mem::take(&mut vm.statistics),
-            exits: Arc::clone(vm.vcpus.exits()),
+            exits: Arc::clone(vm.vcpus.exit_counters()),
             zones: vm.memory.regions().to_vec(),
-            tables_before,
+            table_bytes_before,
         };
         let mut controller = VmController::new(self.config, &vm, reader, self.boot_count);
-        granule_types::mark::guest();
-        if self.counted {
-            controller.end_phase("boot", started.elapsed());
+        granule_types::mark::begin_guest();
+        if self.collects_statistics {
+            controller.end_phase("boot", start_time.elapsed());
         }
         vm.vcpus.request(RunState::Running);
         let event_loop = EventLoop {
             signals: self.signals,
-            wake: &wake,
-            quit: &quit,
+            wake_event: &wake,
+            quit_event: &quit,
             marks: &marks,
-            started,
+            start_time,
             terminal: terminal.as_ref(),
             api: self.api,
         };
         let outcome = event_loop.run(&mut controller);
         let outcome = outcome.map_err(failed("waiting for the guest failed"))?;
-        self.finish_stats(&mut controller, &outcome, started, stats_file)?;
+        self.finish_stats(&mut controller, &outcome, start_time, stats_file)?;
         drop(controller);
         drop(input);
         drop(vm);
@@ -211,22 +213,22 @@ impl RunContext<'_> {
         Ok(outcome)
     }
 
-    /// Builds the VM. A signal during the build terminates the process.
+    /// Builds the VM. A signal during this call terminates the process.
     fn build(
         &self,
-        started: Instant,
+        start_time: Instant,
         wake: &EventFd,
         marks: &mpsc::Sender<(u8, Duration)>,
     ) -> Result<(Vm, Option<PipeSink>), VmError> {
         let pattern = match &self.options.init_text {
             None => None,
             Some(text) => {
-                let on_mark = mark_sender(started, marks, wake)?;
-                let on_match = move || on_mark(BootTimer::INIT);
+                let on_mark = mark_sender(start_time, marks, wake)?;
+                let on_match = move || on_mark(BootTimer::INIT_MARK);
                 Some((text.as_str(), Box::new(on_match) as MatchCallback))
             }
         };
-        let console = self.config.devices.console;
+        let console = self.config.devices.has_console;
         let channels = ConsoleChannels::new(self.output, console, pattern)
             .map_err(failed("creating a pipe failed"))?;
         let _terminator = self.terminate_on_signal()?;
@@ -237,16 +239,16 @@ impl RunContext<'_> {
                 serial_output: channels.serial_output,
                 console_output: self.output.clone(),
                 console: channels.console,
-                boot_timer: BootTimer::new(Box::new(mark_sender(started, marks, wake)?)),
+                boot_timer: BootTimer::new(Box::new(mark_sender(start_time, marks, wake)?)),
                 guest_exit: clone_event(wake)?,
-                confine_vcpus: self.options.sandbox,
-                statistics: self.counted,
+                confines_vcpus: self.options.is_sandboxed,
+                collects_statistics: self.collects_statistics,
             },
         )?;
         Ok((vm, channels.console_input))
     }
 
-    /// Starts a thread that on a signal removes the control socket and ends the process.
+    /// Starts a thread that removes the control socket and ends the process when a signal arrives.
     fn terminate_on_signal(&self) -> Result<ScopedThread, VmError> {
         let socket = self.api.map(|api| Arc::clone(&api.file));
         let terminate = move |signal: &'static str| {
@@ -265,25 +267,25 @@ impl RunContext<'_> {
         &self,
         controller: &mut VmController<'_>,
         outcome: &VmOutcome,
-        started: Instant,
+        start_time: Instant,
         stats_file: Option<&mut StatsFile>,
     ) -> Result<(), VmError> {
-        if self.counted {
-            controller.end_phase("end", started.elapsed());
+        if self.collects_statistics {
+            controller.end_phase("end", start_time.elapsed());
         }
         for ram in controller.vm.memory.regions() {
-            if let Err(error) = ram.obtained() {
+            if let Err(error) = ram.checked_resident_pages() {
                 log::warn!("guest memory: {error}");
             }
         }
         let Some(file) = stats_file else {
             return Ok(());
         };
-        let Err(error) = file.write(self.config, outcome.name(), &controller.boot) else {
+        let Err(error) = file.write(self.config, outcome.name(), &controller.boot_stats) else {
             return Ok(());
         };
-        if *outcome != VmOutcome::Reset || !self.options.reboot {
-            return Err(failed(named("--stats", &file.path))(error));
+        if *outcome != VmOutcome::Reset || !self.options.reboots_on_reset {
+            return Err(failed(option_and_path("--stats", &file.path))(error));
         }
         // A failed write of statistics must not stop a guest that reboots.
         let path = file.path.display();
@@ -292,18 +294,17 @@ impl RunContext<'_> {
     }
 }
 
-/// Returns a callback that sends a mark, with the time since `started`, to the main thread and wakes
-/// it.
+/// Returns a callback that sends a mark and its time since `start_time` to the main thread.
 fn mark_sender(
-    started: Instant,
+    start_time: Instant,
     marks: &mpsc::Sender<(u8, Duration)>,
     wake: &EventFd,
 ) -> Result<impl Fn(u8) + Send + 'static, VmError> {
     let (marks, wake) = (marks.clone(), clone_event(wake)?);
     Ok(move |mark| {
-        let time = started.elapsed();
-        if mark == BootTimer::INIT {
-            granule_types::mark::guest_init();
+        let time = start_time.elapsed();
+        if mark == BootTimer::INIT_MARK {
+            granule_types::mark::begin_guest_init();
         }
         let _ = marks.send((mark, time));
         let _ = wake.write(1);

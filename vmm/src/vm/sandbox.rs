@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Confinement of the process while it runs a guest.
 //!
-//! A guest that exploits a device runs code in a thread of this process. Two mechanisms limit it:
+//! A guest that exploits a device runs code in this process. Two mechanisms limit that code:
 //!
-//! * Landlock limits the file system to the folders of `/proc` and `/sys` that report memory and
+//! * Landlock limits file access to the folders of `/proc` and `/sys` that report memory and
 //!   counters. All other files are [open](super::open_files) already. Files in the control socket's
 //!   folder can be removed, because the socket is removed at the end.
-//! * seccomp limits each kind of thread to the system calls that it uses. Programs
-//!   cannot be executed, and network sockets cannot be created.
+//! * seccomp limits each kind of thread to the system calls that it uses. Programs cannot be
+//!   executed, and network sockets cannot be created.
 //!
 //! If the host kernel lacks one of them, the VM runs without it and logs a warning.
 
@@ -25,7 +25,7 @@ use super::{
 
 /// Restricts the process to reading the files that report memory and counters, and to removing
 /// files from `socket_folder`.
-pub fn restrict_files(socket_folder: Option<&Path>) -> Result<(), VmError> {
+pub fn restrict_file_access(socket_folder: Option<&Path>) -> Result<(), VmError> {
     let refused = || failed("Landlock refuses the rules; --sandbox off runs without it");
     let abi = ABI::V3;
     let (read, all) = (AccessFs::from_read(abi), AccessFs::from_all(abi));
@@ -62,16 +62,16 @@ mod tests {
     use std::{fs, path::PathBuf};
 
     use super::*;
-    use crate::devices::virtio::testing::child_test;
+    use crate::devices::virtio::testing::child_test_command;
 
-    const CHILD: &str = "GRANULE_TEST_LANDLOCK";
+    const CHILD_VARIABLE: &str = "GRANULE_TEST_LANDLOCK";
 
-    /// Runs in a child process, because the rules cannot be removed.
+    /// Applies the rules in a child process, because they cannot be removed.
     #[test]
     fn other_files_cannot_be_opened_and_the_socket_can_be_removed() {
-        if let Some(folder) = std::env::var_os(CHILD) {
+        if let Some(folder) = std::env::var_os(CHILD_VARIABLE) {
             let folder = PathBuf::from(folder);
-            restrict_files(Some(&folder)).unwrap();
+            restrict_file_access(Some(&folder)).unwrap();
             let proc = fs::read("/proc/self/status").map(drop);
             let removed = fs::remove_file(folder.join("socket"));
             let created = fs::write(folder.join("other"), "").map_err(|error| error.kind());
@@ -83,7 +83,7 @@ mod tests {
         let socket = folder.path().join("socket");
         fs::write(&socket, "").unwrap();
         let test = "vm::sandbox::tests::other_files_cannot_be_opened_and_the_socket_can_be_removed";
-        let output = child_test(test).env(CHILD, folder.path()).output().unwrap();
+        let output = child_test_command(test).env(CHILD_VARIABLE, folder.path()).output().unwrap();
 
         let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{output_text}");

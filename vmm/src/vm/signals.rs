@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Termination signals as a file descriptor: they are blocked in every thread and read from a
-//! signalfd(2). A signal that is ignored at the start (`nohup`) stays ignored. While the main
-//! thread builds a VM, [`Signals::terminate_on_signal`] handles signals.
+//! Termination signals, which are blocked in every thread and read from a signalfd(2). A signal
+//! that is ignored at the start (`nohup`) stays ignored. While the main thread builds a VM,
+//! [`Signals::terminate_on_signal`] handles signals.
 
 use std::{
     fs::File,
@@ -18,7 +18,7 @@ use crate::scoped_thread::{ScopedThread, borrow_event};
 /// The termination signals, and `SIGCONT`, after which the terminal must be set raw again.
 const SIGNALS: [i32; 5] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGCONT];
 
-/// Request of a signal to the main thread.
+/// Action that a signal requests of the main thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalRequest {
     /// Termination, with the name of the signal.
@@ -33,8 +33,8 @@ pub struct Signals(File);
 impl Signals {
     /// Blocks the signals in this thread and in all threads that it starts.
     pub fn block() -> io::Result<Self> {
-        let set = set()?;
-        mask(libc::SIG_BLOCK, &set)?;
+        let set = signal_set()?;
+        change_signal_mask(libc::SIG_BLOCK, &set)?;
         let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
         // SAFETY: the set is initialised.
         let fd = unsafe { libc::signalfd(-1, &raw const set, flags) };
@@ -48,14 +48,14 @@ impl Signals {
     /// Unblocks the signals in this thread, so that they terminate the process. Pending signals are
     /// discarded.
     pub fn release(self) {
-        while self.next().is_some() {}
-        if let Err(error) = set().and_then(|set| mask(libc::SIG_UNBLOCK, &set)) {
+        while self.next_request().is_some() {}
+        if let Err(error) = signal_set().and_then(|set| change_signal_mask(libc::SIG_UNBLOCK, &set))
+        {
             log::debug!("unblocking signals: {error}");
         }
     }
 
-    /// Returns the request of the next pending signal.
-    pub fn next(&self) -> Option<SignalRequest> {
+    pub fn next_request(&self) -> Option<SignalRequest> {
         let mut record = [0; size_of::<libc::signalfd_siginfo>()];
         (&self.0).read_exact(&mut record).ok()?;
         // The record starts with the signal number.
@@ -70,15 +70,15 @@ impl Signals {
     }
 
     /// Starts a thread that calls `terminate` at a termination signal, until the result is dropped.
-    /// It covers work that cannot be interrupted, such as clearing memory.
+    /// The caller can then do work that cannot be interrupted, such as clearing memory.
     pub fn terminate_on_signal(
         &self,
         terminate: impl FnOnce(&'static str) + Send + 'static,
     ) -> io::Result<ScopedThread> {
         let signals = Self(self.0.try_clone()?);
         ScopedThread::start("signals", move |stop| {
-            while wait(&signals, stop) {
-                if let Some(SignalRequest::Terminate(signal)) = signals.next() {
+            while wait_for_signal(&signals, stop) {
+                if let Some(SignalRequest::Terminate(signal)) = signals.next_request() {
                     return terminate(signal);
                 }
             }
@@ -86,8 +86,8 @@ impl Signals {
     }
 }
 
-/// Waits for a signal; returns `false` when `stop` is signalled.
-fn wait(signals: &Signals, stop: &EventFd) -> bool {
+/// Waits for a signal. Returns `false` when `stop` is signalled.
+fn wait_for_signal(signals: &Signals, stop: &EventFd) -> bool {
     let mut fds = [
         PollFd::from_borrowed_fd(borrow_event(stop), PollFlags::IN),
         PollFd::new(signals, PollFlags::IN),
@@ -98,7 +98,7 @@ fn wait(signals: &Signals, stop: &EventFd) -> bool {
     }
 }
 
-fn set() -> io::Result<libc::sigset_t> {
+fn signal_set() -> io::Result<libc::sigset_t> {
     let mut set = create_sigset(&[])?;
     for signal in SIGNALS {
         // SIGCONT is delivered even if it is ignored.
@@ -110,7 +110,7 @@ fn set() -> io::Result<libc::sigset_t> {
     Ok(set)
 }
 
-fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
+fn change_signal_mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
     // SAFETY: the set is initialised; nothing is written back.
     match unsafe { libc::pthread_sigmask(how, set, std::ptr::null_mut()) } {
         0 => Ok(()),
@@ -122,7 +122,7 @@ fn is_ignored(signal: i32) -> io::Result<bool> {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: the number is valid; the call changes nothing and writes the whole action.
     match unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } {
-        // SAFETY: written by the call.
+        // SAFETY: the call has written the action.
         0 => Ok(unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN),
         _ => Err(io::Error::last_os_error()),
     }
@@ -147,15 +147,15 @@ mod tests {
     use rustix::process::{Pid, Signal, kill_process};
 
     use super::*;
-    use crate::devices::virtio::testing::child_test;
+    use crate::devices::virtio::testing::child_test_command;
 
-    const CHILD: &str = "GRANULE_TEST_SIGNALS";
+    const CHILD_VARIABLE: &str = "GRANULE_TEST_SIGNALS";
 
-    /// Runs a test again in a child process, in which SIGHUP is ignored and all threads block the
-    /// other signals, until it prints `ready`.
-    fn child(test: &str) -> (Child, BufReader<ChildStdout>) {
-        let mut command = child_test(&format!("vm::signals::tests::{test}"));
-        command.env(CHILD, "yes").stdout(Stdio::piped());
+    /// Starts a test in a child process that ignores SIGHUP and blocks the other signals, and waits
+    /// until the test prints `ready`.
+    fn start_child(test: &str) -> (Child, BufReader<ChildStdout>) {
+        let mut command = child_test_command(&format!("vm::signals::tests::{test}"));
+        command.env(CHILD_VARIABLE, "yes").stdout(Stdio::piped());
         let prepare = || {
             // SAFETY: the number is valid, and SIG_IGN calls nothing.
             unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
@@ -176,20 +176,20 @@ mod tests {
 
     #[test]
     fn a_blocked_signal_is_read_unless_it_is_ignored_at_the_start() {
-        if std::env::var_os(CHILD).is_some() {
+        if std::env::var_os(CHILD_VARIABLE).is_some() {
             let signals = Signals::block().unwrap();
             println!("\nready");
             let stop = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-            assert!(wait(&signals, &stop));
-            println!("\nreceived {:?}", signals.next().unwrap());
-            assert_eq!(signals.next(), None);
+            assert!(wait_for_signal(&signals, &stop));
+            println!("\nreceived {:?}", signals.next_request().unwrap());
+            assert_eq!(signals.next_request(), None);
             // A pending signal would end the process if `release` did not discard it.
             // SAFETY: the signal is blocked in this thread.
             assert_eq!(unsafe { libc::raise(libc::SIGTERM) }, 0);
             return signals.release();
         }
         let name = "a_blocked_signal_is_read_unless_it_is_ignored_at_the_start";
-        let (mut child, mut output) = child(name);
+        let (mut child, mut output) = start_child(name);
 
         kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
         thread::sleep(Duration::from_millis(100));
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_signal_terminates_the_process_while_the_main_thread_is_busy() {
-        if std::env::var_os(CHILD).is_some() {
+        if std::env::var_os(CHILD_VARIABLE).is_some() {
             let signals = Signals::block().unwrap();
             // A dropped thread does not call its closure.
             drop(signals.terminate_on_signal(|_| std::process::exit(2)).unwrap());
@@ -218,14 +218,15 @@ mod tests {
             return;
         }
         let name = "a_signal_terminates_the_process_while_the_main_thread_is_busy";
-        let (mut child, mut output) = child(name);
+        let (mut child, mut output) = start_child(name);
 
         kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
-        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        // A shell's background job ignores SIGINT.
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         let mut rest = String::new();
         output.read_to_string(&mut rest).unwrap();
 
         assert_eq!(child.wait().unwrap().code(), Some(3), "{rest}");
-        assert!(rest.contains("terminated by SIGINT"), "{rest}");
+        assert!(rest.contains("terminated by SIGTERM"), "{rest}");
     }
 }

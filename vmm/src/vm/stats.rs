@@ -20,23 +20,23 @@ use crate::{
     kvm::{
         stage2_tables::stage2_table_bytes,
         stats::{StatisticKind, Statistics},
-        tracepoints::EventCounters,
+        tracepoints::PerfCounters,
     },
     memory::{GuestRam, MemoryError, Residency},
 };
 
-/// Counters of the host kernel. They count only threads that start after the counters are opened.
+/// Counters of the host kernel, for threads that start after the counters are opened.
 #[derive(Debug, Default)]
 pub struct HostCounters {
-    events: EventCounters,
-    aborts: EventCounters,
+    events: PerfCounters,
+    aborts: PerfCounters,
 }
 
 impl HostCounters {
     /// Opens all counters that the host supports.
     pub fn open() -> Self {
-        let aborts = EventCounters::open_filtered(host::FAULT_TRACEPOINT, host::FAULT_FILTERS);
-        Self { events: EventCounters::open(host::TRACEPOINTS), aborts }
+        let aborts = PerfCounters::open_filtered(host::FAULT_TRACEPOINT, host::FAULT_FILTERS);
+        Self { events: PerfCounters::open(host::TRACEPOINTS), aborts }
     }
 
     pub const fn is_empty(&self) -> bool {
@@ -44,7 +44,7 @@ impl HostCounters {
     }
 }
 
-/// The statistics at one point in time.
+/// Statistics at one point in time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
     /// Kernel events and KVM's cumulative statistics, since the start.
@@ -55,7 +55,8 @@ pub struct Snapshot {
     /// KVM's instant statistics: mapped pages by size.
     pub gauges: EventCounts,
     /// Bytes resident in the host by page size, for each zone.
-    pub resident: Vec<BTreeMap<u64, u64>>,
+    #[serde(rename = "resident")]
+    pub resident_bytes: Vec<BTreeMap<u64, u64>>,
     /// Growth of the host's stage-2 tables since the VM was built, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stage2_tables: Option<u64>,
@@ -71,8 +72,8 @@ pub struct StatsReader {
     pub statistics: Statistics,
     pub exits: Arc<ExitCounters>,
     pub zones: Vec<Arc<GuestRam>>,
-    /// [`refreshed_stage2_table_bytes`] before the VM was built.
-    pub tables_before: Option<u64>,
+    /// Result of [`refreshed_stage2_table_bytes`] before the VM was built.
+    pub table_bytes_before: Option<u64>,
 }
 
 impl StatsReader {
@@ -83,12 +84,12 @@ impl StatsReader {
         let exits = [
             ("mmio-reads", load(&self.exits.mmio_reads)),
             ("mmio-writes", load(&self.exits.mmio_writes)),
-            ("interrupted", load(&self.exits.interrupted)),
-            ("other", load(&self.exits.other)),
+            ("interrupted", load(&self.exits.interruptions)),
+            ("other", load(&self.exits.other_exits)),
         ];
         let zones = self.zones.iter();
         let resident = zones
-            .map(|ram| Ok(ram.resident()?.resident))
+            .map(|ram| Ok(ram.resident_pages()?.resident_bytes))
             .collect::<Result<Vec<_>, MemoryError>>()?;
         let ranges: Vec<_> = self.zones.iter().map(|ram| ram.host_range()).collect();
         Ok(Snapshot {
@@ -96,18 +97,18 @@ impl StatsReader {
             faults: self.counters.aborts.read()?,
             exits: exits.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
             gauges: self.statistics.read(StatisticKind::Instant)?,
-            resident,
+            resident_bytes: resident,
             stage2_tables: refreshed_stage2_table_bytes()
-                .zip(self.tables_before)
+                .zip(self.table_bytes_before)
                 .map(|(after, before)| after.saturating_sub(before)),
-            overhead: Residency::outside(&ranges).map(|bytes| bytes.0),
+            overhead: Residency::outside_of(&ranges).map(|bytes| bytes.0),
         })
     }
 }
 
 /// Returns [`stage2_table_bytes`] after the kernel has summed its per-CPU counters, because the
-/// tables of a small guest are below the per-CPU threshold. Without the permission, the counters
-/// are not refreshed.
+/// tables of a small guest are below the per-CPU threshold. Without permission to
+/// [refresh](STAT_REFRESH), the sum may be out of date.
 pub fn refreshed_stage2_table_bytes() -> Option<u64> {
     let before = stage2_table_bytes()?;
     match fs::write(STAT_REFRESH, "1") {
@@ -116,6 +117,6 @@ pub fn refreshed_stage2_table_bytes() -> Option<u64> {
     }
 }
 
-/// The file that makes the kernel sum its per-CPU counters
+/// File that makes the kernel sum its per-CPU counters when it is written
 /// (`Documentation/admin-guide/sysctl/vm.rst`).
 pub const STAT_REFRESH: &str = "/proc/sys/vm/stat_refresh";

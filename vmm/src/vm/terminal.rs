@@ -2,11 +2,10 @@
 //! Standard input as a raw terminal for the guest's console.
 //!
 //! While a guest runs, the terminal is raw: every key goes to the guest, Ctrl-C included, except
-//! the [escape key](EscapeKey), Ctrl-A. The settings are restored when [`Terminal`] is dropped, and
-//! by [`restore`] in a signal handler. If a run is killed, the next run finds a raw terminal and
-//! restores usable settings.
-//!
-//! Output processing is not changed, so that line ends of this program's messages stay visible.
+//! the [escape key](EscapeFilter), Ctrl-A. The settings are restored when [`Terminal`] is dropped,
+//! and by [`restore`] in a signal handler. If a run is killed, the next run finds a raw terminal
+//! and sets cooked mode at its end. Raw mode keeps the output processing of the terminal, because
+//! this program's messages end in a line feed alone.
 
 use std::{
     io,
@@ -20,12 +19,12 @@ use rustix::termios::{
     InputModes, LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcsetattr,
 };
 
-/// The settings to restore, and whether the terminal is raw.
-static SAVED: OnceLock<Termios> = OnceLock::new();
-static RAW: AtomicBool = AtomicBool::new(false);
+/// Settings to restore while `IS_RAW` is set.
+static SAVED_SETTINGS: OnceLock<Termios> = OnceLock::new();
+static IS_RAW: AtomicBool = AtomicBool::new(false);
 
 /// Modes of a terminal with line editing and signals.
-const COOKED: LocalModes =
+const COOKED_MODES: LocalModes =
     LocalModes::ICANON.union(LocalModes::ECHO).union(LocalModes::ISIG).union(LocalModes::IEXTEN);
 
 /// A raw terminal on standard input. Dropping it restores the settings.
@@ -34,15 +33,15 @@ pub struct Terminal(());
 
 impl Terminal {
     /// Sets standard input to raw mode, if it is a terminal.
-    pub fn raw() -> io::Result<Option<Self>> {
+    pub fn enter_raw_mode() -> io::Result<Option<Self>> {
         let input = io::stdin();
         if !isatty(&input) {
             return Ok(None);
         }
         let found = tcgetattr(&input)?;
-        SAVED.get_or_init(|| usable(found));
+        SAVED_SETTINGS.get_or_init(|| cooked_settings(found));
         let terminal = Self(());
-        RAW.store(true, Ordering::SeqCst);
+        IS_RAW.store(true, Ordering::SeqCst);
         terminal.set_raw()?;
         Ok(Some(terminal))
     }
@@ -50,7 +49,7 @@ impl Terminal {
     /// Sets raw mode again, after another program has used the terminal.
     pub fn set_raw(&self) -> io::Result<()> {
         let input = io::stdin();
-        let settings = raw(tcgetattr(&input)?);
+        let settings = raw_settings(tcgetattr(&input)?);
         Ok(tcsetattr(&input, OptionalActions::Now, &settings)?)
     }
 }
@@ -64,8 +63,8 @@ impl Drop for Terminal {
 /// Restores the settings of a raw terminal. It neither locks nor allocates, so a signal handler may
 /// call it.
 pub fn restore() {
-    if RAW.swap(false, Ordering::SeqCst)
-        && let Some(saved) = SAVED.get()
+    if IS_RAW.swap(false, Ordering::SeqCst)
+        && let Some(saved) = SAVED_SETTINGS.get()
     {
         // SAFETY: this program never closes standard input.
         let input = unsafe { std::os::fd::BorrowedFd::borrow_raw(0) };
@@ -74,47 +73,46 @@ pub fn restore() {
 }
 
 /// Returns the settings to restore: `found`, in cooked mode if a killed run left the terminal raw.
-fn usable(mut found: Termios) -> Termios {
-    if !found.local_modes.intersects(COOKED) {
-        found.local_modes |= COOKED;
+fn cooked_settings(mut found: Termios) -> Termios {
+    if !found.local_modes.intersects(COOKED_MODES) {
+        found.local_modes |= COOKED_MODES;
         found.input_modes |= InputModes::ICRNL;
     }
     found
 }
 
 /// Returns the settings with raw input and unchanged output.
-fn raw(mut settings: Termios) -> Termios {
+fn raw_settings(mut settings: Termios) -> Termios {
     let output_modes = settings.output_modes;
     settings.make_raw();
     settings.output_modes = output_modes;
     settings
 }
 
-/// Ctrl-A.
-const ESCAPE: u8 = 1;
+const CTRL_A: u8 = 1;
 
 /// Help text of the escape key.
-pub const HELP: &str = "Ctrl-A x stops the VM, Ctrl-A a sends Ctrl-A to the guest";
+pub const ESCAPE_KEY_HELP: &str = "Ctrl-A x stops the VM, Ctrl-A a sends Ctrl-A to the guest";
 
 /// A filter for the escape key: Ctrl-A and then `x` stops the VM, `a` or Ctrl-A sends one Ctrl-A to
-/// the guest, any other key is sent alone.
+/// the guest, and any other key is sent without the Ctrl-A.
 #[derive(Debug, Default)]
-pub struct EscapeKey {
-    pending: bool,
+pub struct EscapeFilter {
+    has_pending_ctrl_a: bool,
 }
 
-impl EscapeKey {
-    /// Removes escape sequences from `bytes`; returns `false` if the VM is to stop.
+impl EscapeFilter {
+    /// Removes escape sequences from `bytes`. Returns `false` if the VM is to stop.
     pub fn filter(&mut self, bytes: &mut Vec<u8>) -> bool {
         let mut proceed = true;
         bytes.retain_mut(|byte| {
             if !proceed {
                 return false;
             }
-            let pending = std::mem::replace(&mut self.pending, false);
+            let pending = std::mem::replace(&mut self.has_pending_ctrl_a, false);
             match (pending, *byte) {
-                (false, ESCAPE) => {
-                    self.pending = true;
+                (false, CTRL_A) => {
+                    self.has_pending_ctrl_a = true;
                     false
                 }
                 (true, b'x' | b'X') => {
@@ -122,7 +120,7 @@ impl EscapeKey {
                     false
                 }
                 (true, b'a' | b'A') => {
-                    *byte = ESCAPE;
+                    *byte = CTRL_A;
                     true
                 }
                 _ => true,
@@ -137,7 +135,7 @@ mod tests {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
     use super::*;
-    use crate::devices::virtio::testing::child_test;
+    use crate::devices::virtio::testing::child_test_command;
 
     #[test]
     fn control_a_x_stops_and_control_a_a_sends_control_a() {
@@ -148,7 +146,7 @@ mod tests {
             (&[b"ab\x01", b"xcd"], b"ab", false),
             (&[b"\x01a\x01\x01\x01qx"], b"\x01\x01qx", true),
         ] {
-            let mut escape = EscapeKey::default();
+            let mut escape = EscapeFilter::default();
             let mut all = Vec::new();
             let mut proceeds = true;
             for read in reads {
@@ -161,14 +159,14 @@ mod tests {
         }
     }
 
-    const CHILD: &str = "GRANULE_TEST_TERMINAL";
+    const CHILD_VARIABLE: &str = "GRANULE_TEST_TERMINAL";
 
-    /// Runs in child processes on a terminal; one of them ends abnormally.
+    /// Runs child processes on a terminal, one of which ends abnormally.
     #[test]
     fn a_run_restores_a_usable_terminal_even_if_an_earlier_run_was_killed() {
-        if let Some(end) = std::env::var_os(CHILD) {
-            let _terminal = Terminal::raw().unwrap().unwrap();
-            assert!(!tcgetattr(io::stdin()).unwrap().local_modes.intersects(COOKED));
+        if let Some(end) = std::env::var_os(CHILD_VARIABLE) {
+            let _terminal = Terminal::enter_raw_mode().unwrap().unwrap();
+            assert!(!tcgetattr(io::stdin()).unwrap().local_modes.intersects(COOKED_MODES));
             return if end == "abort" {
                 std::process::abort()
             };
@@ -183,14 +181,14 @@ mod tests {
         let test = format!("vm::terminal::tests::{name}");
 
         for (end, cooked) in [("exit", true), ("abort", false), ("exit", true), ("exit", true)] {
-            let mut child = child_test(&test);
-            child.env(CHILD, end).stdin(terminal.try_clone().unwrap());
+            let mut child = child_test_command(&test);
+            child.env(CHILD_VARIABLE, end).stdin(terminal.try_clone().unwrap());
             let output = child.output().unwrap();
 
             let modes = tcgetattr(&terminal).unwrap();
             assert_eq!(output.status.success(), cooked, "{output:?}");
-            assert_eq!(modes.local_modes.contains(COOKED), cooked);
-            assert_eq!(modes.local_modes.intersects(COOKED), cooked);
+            assert_eq!(modes.local_modes.contains(COOKED_MODES), cooked);
+            assert_eq!(modes.local_modes.intersects(COOKED_MODES), cooked);
             assert_eq!(modes.output_modes, found.output_modes);
         }
     }

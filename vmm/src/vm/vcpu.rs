@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The loop of a vCPU thread: `KVM_RUN`, and the handling of its exits.
+//! Loop of a vCPU thread, which calls `KVM_RUN` and handles its exits.
 //!
-//! When the guest exits or its vCPU cannot continue, a thread reports that to the main thread and
-//! waits: only the main thread stops a VM. All these threads share the requested run state, the
-//! number of paused vCPUs, exit counters, and backpressure of the console.
+//! If the guest exits or a vCPU cannot continue, its thread reports that to the main thread and
+//! waits, because only the main thread stops a VM. The vCPU threads share the requested run state,
+//! the number of paused vCPUs, exit counters, and the backpressure of the console.
 
 use std::{
     io,
@@ -27,7 +27,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     outcome::VmOutcome,
-    seccomp::{ThreadRole, confine_if},
+    seccomp::{ThreadRole, confine_optionally},
 };
 use crate::{
     arch,
@@ -39,97 +39,99 @@ use crate::{
     },
 };
 
-/// Run state requested of all vCPUs.
+/// Run state that is requested of all vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
     Running,
-    /// Stay out of the guest.
+    /// State in which the vCPUs stay out of the guest.
     Paused,
-    /// End the vCPU threads.
+    /// State in which the vCPU threads end.
     Stopped,
 }
 
 /// Exits to user space by reason. Exits that the kernel handles are not included.
 #[derive(Debug, Default)]
 pub struct ExitCounters {
-    /// Loads from devices.
+    /// Loads from device registers.
     pub mmio_reads: AtomicU64,
-    /// Stores to devices that no ioeventfd handles.
+    /// Stores to device registers that no ioeventfd handles.
     pub mmio_writes: AtomicU64,
-    /// Exits by a signal.
-    pub interrupted: AtomicU64,
-    pub other: AtomicU64,
+    /// Exits caused by a signal.
+    pub interruptions: AtomicU64,
+    pub other_exits: AtomicU64,
 }
 
-/// The requested run state, and the vCPUs that have paused.
+/// Requested run state and number of paused vCPUs.
 #[derive(Debug)]
 pub struct RunControl {
     state: Mutex<ControlState>,
-    changed: Condvar,
-    vcpus: usize,
+    state_changed: Condvar,
+    vcpu_count: usize,
 }
 
 #[derive(Debug)]
 struct ControlState {
-    requested: RunState,
+    requested_state: RunState,
     paused_vcpus: usize,
 }
 
 impl RunControl {
-    /// Returns the run control of `vcpus` vCPUs, with a pause requested.
-    pub const fn new(vcpus: usize) -> Self {
+    /// Returns the run control of `vcpu_count` vCPUs, with a pause requested.
+    pub const fn new(vcpu_count: usize) -> Self {
         Self {
-            state: Mutex::new(ControlState { requested: RunState::Paused, paused_vcpus: 0 }),
-            changed: Condvar::new(),
-            vcpus,
+            state: Mutex::new(ControlState { requested_state: RunState::Paused, paused_vcpus: 0 }),
+            state_changed: Condvar::new(),
+            vcpu_count,
         }
     }
 
-    pub fn requested(&self) -> RunState {
-        self.state.lock().requested
+    pub fn requested_state(&self) -> RunState {
+        self.state.lock().requested_state
     }
 
-    /// Requests a run state; returns `false` if the vCPUs are stopped already.
+    /// Requests a run state. Returns `false` if a stop was requested before.
     pub(super) fn request(&self, requested: RunState) -> bool {
         let mut state = self.state.lock();
-        if state.requested == RunState::Stopped {
+        if state.requested_state == RunState::Stopped {
             return false;
         }
-        state.requested = requested;
+        state.requested_state = requested;
         drop(state);
-        self.changed.notify_all();
+        self.state_changed.notify_all();
         true
     }
 
     /// Waits until all vCPUs have paused, or another state is requested.
     pub(super) fn wait_until_paused(&self) {
         let mut state = self.state.lock();
-        self.changed.wait_while(&mut state, |state| {
-            state.requested == RunState::Paused && state.paused_vcpus < self.vcpus
+        self.state_changed.wait_while(&mut state, |state| {
+            state.requested_state == RunState::Paused && state.paused_vcpus < self.vcpu_count
         });
     }
 
-    /// Blocks a vCPU thread while a pause is requested; returns the next requested state.
+    /// Blocks a vCPU thread while a pause is requested. Returns the requested state afterwards.
     pub(super) fn wait_while_paused(&self) -> RunState {
         let mut state = self.state.lock();
-        if state.requested == RunState::Paused {
+        if state.requested_state == RunState::Paused {
             self.count_paused(&mut state);
-            self.changed.wait_while(&mut state, |state| state.requested == RunState::Paused);
+            self.state_changed
+                .wait_while(&mut state, |state| state.requested_state == RunState::Paused);
             state.paused_vcpus -= 1;
         }
-        state.requested
+        state.requested_state
     }
 
-    /// Blocks the thread of a vCPU that cannot enter the guest again until a stop is requested.
+    /// Blocks the thread of a vCPU that has ended until a stop is requested.
     pub(super) fn wait_until_stopped(&self) {
         let mut state = self.state.lock();
         self.count_paused(&mut state);
-        self.changed.wait_while(&mut state, |state| state.requested != RunState::Stopped);
+        self.state_changed
+            .wait_while(&mut state, |state| state.requested_state != RunState::Stopped);
     }
 
     fn count_paused(&self, state: &mut MutexGuard<'_, ControlState>) {
         state.paused_vcpus += 1;
-        self.changed.notify_all();
+        self.state_changed.notify_all();
     }
 }
 
@@ -138,13 +140,13 @@ impl RunControl {
 pub struct VcpuContext {
     pub control: RunControl,
     pub bus: Arc<Bus>,
-    /// Dirty rings, all drained when one is full.
+    /// Dirty rings, all harvested when one is full.
     pub rings: Option<Arc<DirtyRings>>,
     pub serial_registers: Range<GuestAddress>,
     /// Destination of the serial port's output.
     pub console_output: ConsoleOutput,
     pub exits: Arc<ExitCounters>,
-    /// Event that is signalled when the guest's exit is reported.
+    /// Event signalled when the guest's exit is reported.
     pub guest_exit: EventFd,
 }
 
@@ -153,7 +155,7 @@ impl VcpuContext {
     /// requested.
     pub(super) fn wait_for_console(&self, address: GuestAddress) {
         if self.serial_registers.contains(&address) {
-            let paused = || self.control.requested() != RunState::Running;
+            let paused = || self.control.requested_state() != RunState::Running;
             self.console_output.wait_for_space(paused);
         }
     }
@@ -161,21 +163,21 @@ impl VcpuContext {
 
 /// Reports the guest's exit, or a panic of the thread, to the main thread. After a panic the thread
 /// waits until a stop is requested.
-pub(super) struct ExitReporter {
+pub(super) struct GuestExitReporter {
     pub(super) index: usize,
     pub(super) context: Arc<VcpuContext>,
-    pub(super) exits: mpsc::Sender<VmOutcome>,
+    pub(super) exit_sender: mpsc::Sender<VmOutcome>,
 }
 
-impl ExitReporter {
+impl GuestExitReporter {
     fn report(&self, exit: VmOutcome) {
         // The main thread joins the vCPU threads, so the receiver exists.
-        let _ = self.exits.send(exit);
+        let _ = self.exit_sender.send(exit);
         let _ = self.context.guest_exit.write(1);
     }
 }
 
-impl Drop for ExitReporter {
+impl Drop for GuestExitReporter {
     fn drop(&mut self) {
         if thread::panicking() {
             let reason = format!("vCPU {}: its thread panicked", self.index);
@@ -185,21 +187,20 @@ impl Drop for ExitReporter {
     }
 }
 
-/// A vCPU in its thread.
-pub(super) struct Vcpu {
-    // Dropped before `fd`: a late kick must not access the vCPU.
+/// A vCPU with the state of its thread.
+pub(super) struct VcpuRunner {
+    // The field precedes `fd` in drop order, because a late kick must not access the vCPU.
     pub(super) kick_target: KickTarget,
     pub(super) fd: VcpuFd,
-    pub(super) reporter: ExitReporter,
+    pub(super) reporter: GuestExitReporter,
 }
 
-impl Vcpu {
-    /// Runs the thread. `ready` receives the kicker, or the error of its setup, before the first
-    /// `KVM_RUN`.
+impl VcpuRunner {
+    /// Runs the thread. `ready` receives the kicker, or a setup error, before the first `KVM_RUN`.
     pub(super) fn run(&mut self, ready: &mpsc::SyncSender<io::Result<Kicker>>, confine: bool) {
         let kicker = self.kick_target.bind(&mut self.fd);
         let result = kicker.and_then(|kicker| {
-            confine_if(confine, ThreadRole::Vcpu)?;
+            confine_optionally(confine, ThreadRole::Vcpu)?;
             Ok(kicker)
         });
         let failed = result.is_err();
@@ -241,22 +242,24 @@ impl Vcpu {
                 return None;
             }
             Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if context.rings.is_some() => {
-                count(&exits.other);
+                count(&exits.other_exits);
                 let rings = context.rings.as_ref();
-                let drained = rings.map_or(Ok(()), |rings| rings.drain());
-                return drained.err().map(|error| self.failed(&error.to_string()));
+                let drained = rings.map_or(Ok(()), |rings| rings.harvest());
+                return drained.err().map(|error| self.failure_outcome(&error.to_string()));
             }
             Ok(VcpuExit::SystemEvent(event, _)) => {
-                count(&exits.other);
+                count(&exits.other_exits);
                 return Some(match event {
                     KVM_SYSTEM_EVENT_SHUTDOWN => VmOutcome::PowerOff,
                     KVM_SYSTEM_EVENT_RESET => VmOutcome::Reset,
                     KVM_SYSTEM_EVENT_CRASH => VmOutcome::Failed("the guest crashed".to_owned()),
-                    other => self.failed(&format!("KVM_EXIT_SYSTEM_EVENT of type {other}")),
+                    other => {
+                        self.failure_outcome(&format!("KVM_EXIT_SYSTEM_EVENT of type {other}"))
+                    }
                 });
             }
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-                count(&exits.interrupted);
+                count(&exits.interruptions);
                 return None;
             }
             Ok(VcpuExit::Unsupported(KVM_EXIT_ARM_NISV)) => {
@@ -279,11 +282,11 @@ impl Vcpu {
                 format!("KVM_RUN: {error} (last exit: {reason})")
             }
         };
-        count(&exits.other);
-        Some(self.failed(&failure))
+        count(&exits.other_exits);
+        Some(self.failure_outcome(&failure))
     }
 
-    fn failed(&self, failure: &str) -> VmOutcome {
+    fn failure_outcome(&self, failure: &str) -> VmOutcome {
         let pc = arch::vm::program_counter(&self.fd)
             .map_or_else(String::new, |pc| format!(", program counter {pc:#x}"));
         VmOutcome::Failed(format!("vCPU {}: {failure}{pc}", self.reporter.index))

@@ -2,11 +2,11 @@
 //! The vCPU threads of a VM.
 //!
 //! Every thread reads the requested [`RunState`] before it enters the guest. A change is published
-//! first and then all vCPUs are [kicked](crate::kvm::kick); a thread clears kicks before it reads
-//! the state, so it either sees the request or is forced out again.
+//! before all vCPUs are [kicked](crate::kvm::kick), and a thread clears kicks before it reads the
+//! state, so it either sees the request or is forced out again.
 //!
-//! A vCPU that writes to the serial port waits until the console has space, unless a pause or stop
-//! is requested: a stalled reader blocks the guest, and never the main thread.
+//! A vCPU that writes to the serial port waits until the console has space or a pause or stop is
+//! requested. A stalled reader of the console thus blocks the guest but never the main thread.
 
 use std::{
     io,
@@ -18,11 +18,11 @@ use kvm_ioctls::VcpuFd;
 
 use super::{
     outcome::VmOutcome,
-    vcpu::{ExitCounters, ExitReporter, RunState, Vcpu, VcpuContext},
+    vcpu::{ExitCounters, GuestExitReporter, RunState, VcpuContext, VcpuRunner},
 };
 use crate::kvm::kick::{KickTarget, Kicker};
 
-/// The vCPU threads of a VM. Dropping it stops them.
+/// The vCPU threads of a VM. Dropping the value stops them.
 #[derive(Debug)]
 pub struct VcpuThreads {
     context: Arc<VcpuContext>,
@@ -44,13 +44,13 @@ impl VcpuThreads {
         };
         for (index, fd) in vcpus.into_iter().enumerate() {
             let (ready, kicker) = mpsc::sync_channel(1);
-            let mut vcpu = Vcpu {
+            let mut vcpu = VcpuRunner {
                 kick_target: KickTarget::default(),
                 fd,
-                reporter: ExitReporter {
+                reporter: GuestExitReporter {
                     index,
                     context: Arc::clone(&threads.context),
-                    exits: exit_sender.clone(),
+                    exit_sender: exit_sender.clone(),
                 },
             };
             let thread = thread::Builder::new()
@@ -71,8 +71,8 @@ impl VcpuThreads {
         }
     }
 
-    pub fn requested(&self) -> RunState {
-        self.context.control.requested()
+    pub fn requested_state(&self) -> RunState {
+        self.context.control.requested_state()
     }
 
     /// Pauses all vCPUs and waits until they are out of the guest.
@@ -86,7 +86,7 @@ impl VcpuThreads {
         self.guest_exits.try_recv().ok()
     }
 
-    pub fn exits(&self) -> &Arc<ExitCounters> {
+    pub fn exit_counters(&self) -> &Arc<ExitCounters> {
         &self.context.exits
     }
 }
@@ -111,25 +111,25 @@ mod tests {
 
     use super::{super::vcpu::RunControl, *};
     use crate::devices::{
-        Bus, REGISTER_SPACE, Serial, console_output::ConsoleOutput, serial::SerialPort as _,
+        Bus, REGISTER_RANGE_SIZE, Serial, console_output::ConsoleOutput, serial::SerialPort as _,
     };
 
-    const PORT: GuestAddress = GuestAddress(0x1000);
+    const SERIAL_PORT: GuestAddress = GuestAddress(0x1000);
 
     /// Returns [`VcpuThreads`] for one vCPU, whose thread the test starts. A serial port at
-    /// [`PORT`] writes to `console_output`.
-    fn one_vcpu(bus: Bus, console_output: ConsoleOutput) -> (VcpuThreads, ExitReporter) {
-        let (exits, guest_exits) = mpsc::channel();
+    /// [`SERIAL_PORT`] writes to `console_output`.
+    fn one_vcpu(bus: Bus, console_output: ConsoleOutput) -> (VcpuThreads, GuestExitReporter) {
+        let (exit_sender, guest_exits) = mpsc::channel();
         let context = Arc::new(VcpuContext {
             control: RunControl::new(1),
             bus: Arc::new(bus),
             rings: None,
-            serial_registers: PORT..GuestAddress(PORT.0 + REGISTER_SPACE),
+            serial_registers: SERIAL_PORT..GuestAddress(SERIAL_PORT.0 + REGISTER_RANGE_SIZE),
             console_output,
             exits: Arc::default(),
             guest_exit: EventFd::new(libc::EFD_NONBLOCK).unwrap(),
         });
-        let reporter = ExitReporter { index: 7, context: Arc::clone(&context), exits };
+        let reporter = GuestExitReporter { index: 7, context: Arc::clone(&context), exit_sender };
         let threads =
             VcpuThreads { context, kickers: Vec::new(), threads: Vec::new(), guest_exits };
         threads.request(RunState::Running);
@@ -153,20 +153,20 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_console_blocks_the_guest_and_not_its_pause_and_stop() {
+    fn a_stalled_console_blocks_the_guest_but_not_pause_and_stop() {
         let (_unread, to) = io::pipe().unwrap();
         let output = ConsoleOutput::new(to, || Ok(())).unwrap();
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let serial = Serial::new(irq, Box::new(output.clone())).unwrap();
         let serial = Arc::new(Mutex::new(serial));
         let mut bus = Bus::default();
-        bus.add(Serial::describe(PORT, 0), Arc::clone(&serial) as _).unwrap();
+        bus.add(Serial::describe(SERIAL_PORT, 0), Arc::clone(&serial) as _).unwrap();
         let (mut vcpus, reporter) = one_vcpu(bus, output.clone());
         vcpus.threads.push(thread::spawn(move || {
             let context = &reporter.context;
             while context.control.wait_while_paused() == RunState::Running {
-                context.bus.write(PORT, b"x");
-                context.wait_for_console(PORT);
+                context.bus.write(SERIAL_PORT, b"x");
+                context.wait_for_console(SERIAL_PORT);
             }
         }));
         while output.wait_for_space(|| true) {
@@ -176,7 +176,7 @@ mod tests {
         // The vCPU waits without the port's lock, so input is still accepted.
         assert_eq!(serial.lock().receive(b"key"), 3);
         vcpus.pause();
-        assert_eq!(vcpus.requested(), RunState::Paused);
+        assert_eq!(vcpus.requested_state(), RunState::Paused);
         vcpus.request(RunState::Running);
         drop(vcpus);
 

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cost tables: the elapsed time of instructions by class, for one machine each.
+//! Cost tables: the elapsed time of each class of instructions on one machine.
 //!
-//! A table is a TOML file with the name of the machine and, for each class of the plugin, a cost in
-//! nanoseconds and its source. The default is one nanosecond; for a line of a long range and for a
-//! shared atomic operation, it is the cost of any other line or atomic operation. The tables in
-//! `costs/` are built in; an option names one of them or a file.
+//! A TOML file contains the name of the machine and, for each class, a cost in nanoseconds and its
+//! source. A missing cost is one nanosecond; missing `dc_long` and `atomic_shared` equal `dc_line`
+//! and `atomic`. The tables in `costs/` are built in.
 
 use std::{collections::BTreeMap, fmt, fs, str::FromStr};
 
 use serde::Deserialize;
 
-/// Classes of instructions that the plugin distinguishes.
+/// Classes of instructions with costs in the plugin.
 const CLASSES: [&str; 12] = [
     "instruction",
     "atomic",
@@ -26,15 +25,13 @@ const CLASSES: [&str; 12] = [
     "exception",
 ];
 
-/// Built-in tables.
-const KNOWN: [(&str, &str); 2] = [
+const BUILT_IN_TABLES: [(&str, &str); 2] = [
     ("kunpeng920", include_str!("../../costs/kunpeng920.toml")),
     ("neoverse-n1", include_str!("../../costs/neoverse-n1.toml")),
 ];
 
-/// Cost table of one machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Costs {
+pub struct CostTable {
     machine: String,
     /// Picoseconds by class.
     picoseconds: BTreeMap<String, u64>,
@@ -42,29 +39,29 @@ pub struct Costs {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
+struct CostFile {
     machine: String,
-    costs: BTreeMap<String, Cost>,
+    costs: BTreeMap<String, InstructionCost>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Cost {
+struct InstructionCost {
     ns: f64,
     source: String,
 }
 
-impl FromStr for Costs {
+impl FromStr for CostTable {
     type Err = String;
 
-    /// Returns the built-in table of this name, or reads the table from this file.
+    /// Returns the built-in table `name`, or reads the file `name`.
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = KNOWN.iter().find(|(known, _)| *known == name);
+        let known = BUILT_IN_TABLES.iter().find(|(known, _)| *known == name);
         match known {
             Some((_, text)) => Self::parse(text),
             None => fs::read_to_string(name)
                 .map_err(|error| {
-                    let known: Vec<&str> = KNOWN.iter().map(|(name, _)| *name).collect();
+                    let known: Vec<&str> = BUILT_IN_TABLES.iter().map(|(name, _)| *name).collect();
                     format!("no table or readable file: {error}; tables: {}", known.join(", "))
                 })
                 .and_then(|text| Self::parse(&text)),
@@ -72,16 +69,16 @@ impl FromStr for Costs {
     }
 }
 
-impl Costs {
+impl CostTable {
     fn parse(text: &str) -> Result<Self, String> {
-        let Table { machine, costs } = toml::from_str(text).map_err(|error| error.to_string())?;
+        let CostFile { machine, costs } = toml::from_str(text).map_err(|e| e.to_string())?;
         let mut picoseconds = BTreeMap::new();
-        for (class, Cost { ns, source }) in costs {
+        for (class, InstructionCost { ns, source }) in costs {
             if !CLASSES.contains(&class.as_str()) {
                 return Err(format!("unknown class '{class}': expected {}", CLASSES.join(", ")));
             }
             if !(0.0..=1e9).contains(&ns) || source.trim().is_empty() {
-                return Err(format!("{class} needs a cost of at most 1e9 ns and a source"));
+                return Err(format!("{class} requires a cost of at most 1e9 ns and a source"));
             }
             #[expect(
                 clippy::cast_possible_truncation,
@@ -93,16 +90,15 @@ impl Costs {
         Ok(Self { machine, picoseconds })
     }
 
-    /// Formats the costs as arguments of the plugin.
-    pub fn arguments(&self) -> String {
+    pub fn plugin_arguments(&self) -> String {
         let cost = |(class, cost): (&String, &u64)| format!(",cost={class}:{cost}");
         self.picoseconds.iter().map(cost).collect()
     }
 }
 
-impl fmt::Display for Costs {
-    /// Formats the machine and every cost for the records: results with different costs are not
-    /// comparable.
+impl fmt::Display for CostTable {
+    /// Formats the machine and every cost for the records, because results with different costs are
+    /// not comparable.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let costs = self.picoseconds.iter().map(|(class, cost)| format!("{class}={cost}ps"));
         write!(f, "costs of {} ({})", self.machine, costs.collect::<Vec<_>>().join(" "))
@@ -114,24 +110,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_of_the_program_have_a_cost_for_each_class() {
-        for (name, _) in KNOWN {
-            let costs: Costs = name.parse().unwrap();
+    fn built_in_tables_have_a_cost_for_each_class() {
+        for (name, _) in BUILT_IN_TABLES {
+            let costs: CostTable = name.parse().unwrap();
 
-            let missing = CLASSES.iter().filter(|class| !costs.picoseconds.contains_key(**class));
-            for class in missing {
+            let without_cost =
+                CLASSES.iter().filter(|class| !costs.picoseconds.contains_key(**class));
+            for class in without_cost {
                 assert!(["atomic_shared", "dc_long"].contains(class), "{name}: {class}");
             }
         }
     }
 
     #[test]
-    fn costs_become_arguments_of_the_plugin() {
+    fn costs_are_formatted_as_plugin_arguments() {
         let text = "machine = \"M\"\n[costs]\ndsb = { ns = 0.25, source = \"estimate\" }\n";
 
-        let costs = Costs::parse(text).unwrap();
+        let costs = CostTable::parse(text).unwrap();
 
-        assert_eq!(costs.arguments(), ",cost=dsb:250");
+        assert_eq!(costs.plugin_arguments(), ",cost=dsb:250");
         assert_eq!(costs.to_string(), "costs of M (dsb=250ps)");
     }
 
@@ -143,10 +140,11 @@ mod tests {
             ("dsc = { ns = 1, source = \"s\" }", "unknown class"),
             ("dsb = { ns = 1 }", "source"),
         ] {
-            let error = Costs::parse(&format!("machine = \"M\"\n[costs]\n{cost}\n")).unwrap_err();
+            let error =
+                CostTable::parse(&format!("machine = \"M\"\n[costs]\n{cost}\n")).unwrap_err();
 
             assert!(error.contains(reason), "{error}");
         }
-        assert!("/no/such/table".parse::<Costs>().unwrap_err().contains("kunpeng920"));
+        assert!("/no/such/table".parse::<CostTable>().unwrap_err().contains("kunpeng920"));
     }
 }

@@ -4,25 +4,25 @@
 //! * `-icount shift=0,sleep=off`: virtual time advances by one nanosecond an instruction, all CPUs
 //!   run in turn in one thread, and idle time takes no real time. Equal inputs produce equal runs.
 //! * `dtb-randomness=off` and `-rtc clock=vm` hide the entropy and the clock of the real machine;
-//!   `nokaslr norandmaps` disable the kernel's randomization, so functions have fixed addresses.
+//!   `nokaslr norandmaps` disable the kernel's randomisation, so functions have fixed addresses.
 //! * The plugin ends each CPU's turn after a quantum of virtual time and measures elapsed time.
-//!   Otherwise, a turn would end at the next timer. QEMU before 8.1 then assigns an empty turn to
-//!   the CPU after one that used up its turn; if that CPU holds a lock that the others poll, the
-//!   machine hangs.
+//!   Without a quantum, a turn ends at the next timer, and QEMU before 8.1 assigns an empty turn to
+//!   the next CPU. If that CPU holds a contended spinlock, the machine hangs.
 //! * `skew_tick=1` staggers the timer ticks of the CPUs, so that they do not contend for a lock.
 //! * `oops=panic panic=-1` with `-no-reboot`: an oops ends the emulator.
 
-use std::path::Path;
+use std::{io::Write, path::Path};
 
 use granule_types::units::{Bytes, Nanoseconds};
 
 use crate::{
+    LabError,
     command::{Command, CommandError},
-    host::costs::Costs,
+    host::costs::CostTable,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hardware {
+pub struct EmulatedMachine {
     /// CPU model, as QEMU names it.
     pub cpu: String,
     pub cpus: u32,
@@ -30,11 +30,11 @@ pub struct Hardware {
     /// Length of a CPU's turn in virtual time.
     pub quantum: Nanoseconds,
     /// Costs of instructions in elapsed time.
-    pub costs: Option<Costs>,
+    pub costs: Option<CostTable>,
 }
 
-impl Hardware {
-    /// Describes the options that affect results, for the records.
+impl EmulatedMachine {
+    /// Formats the options that affect results, for the records.
     pub fn describe(&self) -> String {
         let Self { cpu, cpus, memory, quantum: Nanoseconds(quantum), .. } = self;
         let costs = self.costs.as_ref().map_or_else(String::new, |costs| format!(", {costs}"));
@@ -44,13 +44,13 @@ impl Hardware {
         )
     }
 
-    /// Returns the largest number of turns that a runnable CPU may wait: four rounds, in which each
+    /// Returns the maximum number of turns that a runnable CPU may wait: four rounds, in which each
     /// turn counts twice.
-    pub fn longest_wait(&self) -> u64 {
+    pub fn max_wait(&self) -> u64 {
         8 * u64::from(self.cpus)
     }
 
-    /// Returns the emulator's command for this hardware, without a kernel.
+    /// Returns the emulator command for this hardware, without a kernel.
     pub fn emulator(&self, qemu: &Path) -> Command {
         let Self { cpu, cpus, memory, .. } = self;
         Command::new("the emulated host", qemu)
@@ -63,6 +63,15 @@ impl Hardware {
             .args(["-nic", "none", "-display", "none", "-monitor", "none"])
             .arg("-no-reboot")
     }
+
+    /// Returns the value of `-plugin` that measures this machine and writes counts to a file.
+    pub fn plugin_option(&self, plugin: &Path, counts: &Path) -> String {
+        let mut option = path_option("file=", plugin);
+        option += &path_option(",out=", counts);
+        option += &format!(",quantum={}", self.quantum.0);
+        option += &self.costs.as_ref().map_or_else(String::new, CostTable::plugin_arguments);
+        option
+    }
 }
 
 /// Returns the kernel command line with the additional parameters `append`.
@@ -71,8 +80,8 @@ pub fn kernel_command_line(append: &str) -> String {
     format!("{fixed} {append}").trim_end().to_owned()
 }
 
-/// Returns an option with a path; QEMU requires commas in a value to be doubled.
-pub fn with_path(option: &str, path: &Path) -> String {
+/// Appends a path to an option, with doubled commas as QEMU requires.
+pub fn path_option(option: &str, path: &Path) -> String {
     format!("{option}{}", path.to_string_lossy().replace(',', ",,"))
 }
 
@@ -81,12 +90,46 @@ pub fn version(qemu: &Path) -> Result<String, CommandError> {
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
+/// Starts the emulator with the plugin, and ends it before the first instruction: an unknown CPU
+/// model, or an interface that this QEMU lacks, is reported before kernels are built.
+pub fn probe(qemu: &Path, machine: &EmulatedMachine, plugin: &Path) -> Result<(), LabError> {
+    let unusable = |error: CommandError| {
+        let qemu = qemu.display();
+        LabError::Unusable(format!("{qemu} cannot run the emulated host (--qemu, --cpu): {error}"))
+    };
+    let failed = |error| CommandError::file("probe", qemu, error);
+    let mut quit = tempfile::NamedTempFile::new().map_err(failed)?;
+    quit.write_all(b"quit\n").map_err(failed)?;
+    let plugin = machine.plugin_option(plugin, Path::new("/dev/null"));
+    machine
+        .emulator(qemu)
+        .args(["-serial", "none", "-monitor", "stdio", "-S", "-plugin", &plugin])
+        .input(quit.path())
+        .query()
+        .map(drop)
+        .map_err(unusable)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn commas_in_paths_are_doubled() {
-        assert_eq!(with_path("file=", Path::new("/a,b/x.so")), "file=/a,,b/x.so");
+        assert_eq!(path_option("file=", Path::new("/a,b/x.so")), "file=/a,,b/x.so");
+    }
+
+    #[test]
+    fn the_probe_refuses_an_unknown_cpu_model_and_names_it() {
+        let qemu = Path::new("qemu-system-aarch64");
+        if let Err(error) = version(qemu) {
+            return granule_types::testing::skip(error);
+        }
+        let (cpu, memory, quantum) = ("no-such-cpu".into(), Bytes::mib(64), Nanoseconds(100));
+        let machine = EmulatedMachine { cpu, cpus: 1, memory, quantum, costs: None };
+
+        let error = probe(qemu, &machine, Path::new("x.so")).unwrap_err().to_string();
+
+        assert!(error.contains("--cpu") && error.contains("'no-such-cpu'"), "{error}");
     }
 }

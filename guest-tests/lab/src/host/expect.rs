@@ -2,8 +2,7 @@
 //! Expect: waits until a program has printed a text, then sends a line.
 //!
 //! Each exchange searches for its text after the previous match. All output is logged. If the
-//! program ends early or does not print a text, the remaining exchanges are
-//! skipped.
+//! program ends before it prints a text, the remaining exchanges are skipped.
 
 use std::{
     collections::VecDeque,
@@ -12,18 +11,18 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// One exchange of a script.
+/// Text to wait for, and the line to send then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exchange {
-    /// Text to wait for; not empty.
+    /// Expected text; not empty.
     pub expect: String,
-    /// Line to send after the match, without line feed.
+    /// Line without line feed.
     pub send: String,
 }
 
 impl Exchange {
-    /// Returns an exchange.
+    /// Returns the exchange that sends `send` after `expect`.
     pub fn new(expect: &str, send: &str) -> Self {
         Self { expect: expect.to_owned(), send: send.to_owned() }
     }
@@ -101,26 +100,26 @@ pub fn run_script(
 mod tests {
     use super::*;
 
-    /// Returns one piece of output for each read.
-    struct Pieces(VecDeque<&'static str>);
+    /// Program output of which each read returns one chunk.
+    struct ChunkedOutput(VecDeque<&'static str>);
 
-    impl Read for Pieces {
+    impl Read for ChunkedOutput {
         fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-            let piece = self.0.pop_front().unwrap_or("").as_bytes();
-            bytes[..piece.len()].copy_from_slice(piece);
-            Ok(piece.len())
+            let chunk = self.0.pop_front().unwrap_or("").as_bytes();
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            Ok(chunk.len())
         }
     }
 
     /// Runs a script; returns the log and the input of the program.
     fn run<const N: usize>(script: &[Exchange], output: [&'static str; N]) -> [String; 2] {
         let (mut log, mut input) = (Vec::new(), Vec::new());
-        run_script(script, Pieces(output.into()), &mut log, &mut input).unwrap();
+        run_script(script, ChunkedOutput(output.into()), &mut log, &mut input).unwrap();
         [log, input].map(|bytes| String::from_utf8(bytes).unwrap())
     }
 
     #[test]
-    fn each_line_is_sent_after_its_text_however_the_output_is_split() {
+    fn each_line_is_sent_after_its_text_for_any_chunks_of_output() {
         let script = [Exchange::new("login: ", "root"), Exchange::new("# ", "poweroff")];
 
         let [log, input] = run(&script, ["# Debian\nhost lo", "gin: ", "root\r\nhost:~", "# bye"]);

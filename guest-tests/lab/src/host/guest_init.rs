@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! PID 1 of a guest that `granule run` boots in the emulated host.
 //!
-//! It prints [`INIT`], touches memory as a booting system does, prints [`CHECKS_PASSED`] with the
-//! number of vCPUs and the memory size, and powers off. The lab matches both lines on the console.
+//! It prints [`INIT_STARTED`], touches memory as a booting system does, and prints
+//! [`CHECKS_PASSED`] with vCPU count and memory size. The lab matches both lines on the console.
 
 use std::fs;
 
 use rustix::mount::{MountFlags, mount};
 
-/// Marker file in the initramfs of a guest.
-pub const MARKER: &str = "/guest";
+/// Path of an empty file that identifies the initramfs of a guest.
+pub const MARKER_PATH: &str = "/guest";
 /// Line printed when PID 1 starts.
-pub const INIT: &str = "granule-guest: init";
+pub const INIT_STARTED: &str = "granule-guest: init";
 /// Start of the line printed after all checks passed.
 pub const CHECKS_PASSED: &str = "granule-guest: works";
 
 /// Number of bytes written and read back; smaller guests use a quarter of their memory.
-const TOUCHED: usize = 16 << 20;
+const TOUCHED_BYTES: usize = 16 << 20;
 
-/// Checks the guest and prints the result.
-pub fn check() {
-    println!("{INIT}");
-    match try_check() {
+pub fn check_guest() {
+    println!("{INIT_STARTED}");
+    match try_check_guest() {
         Ok(summary) => println!("{CHECKS_PASSED}, {summary}"),
         Err(error) => println!("granule-guest: {error}"),
     }
@@ -30,7 +29,7 @@ pub fn check() {
     }
 }
 
-fn try_check() -> std::io::Result<String> {
+fn try_check_guest() -> std::io::Result<String> {
     mount("proc", "/proc", "proc", MountFlags::empty(), None)?;
     let cpus = std::thread::available_parallelism()?;
     let text = fs::read_to_string("/proc/meminfo")?;
@@ -40,7 +39,7 @@ fn try_check() -> std::io::Result<String> {
         .and_then(|number| number.trim().parse().ok())
         .unwrap_or(0);
     // One thread for each vCPU writes a part, so that all vCPUs fault.
-    let part = TOUCHED.min((kib << 10) / 4) / cpus.get();
+    let part = TOUCHED_BYTES.min((kib << 10) / 4) / cpus.get();
     let threads: Vec<_> =
         (0..cpus.get()).map(|cpu| std::thread::spawn(move || touch_memory(cpu, part))).collect();
     let wrong = threads
@@ -55,7 +54,7 @@ fn try_check() -> std::io::Result<String> {
     Ok(format!("vcpus {cpus}, memory {} MiB", kib >> 10))
 }
 
-/// Writes and reads back every word; returns the number of wrong ones.
+/// Writes and reads back every word; returns the number of words that differ.
 fn touch_memory(seed: usize, bytes: usize) -> usize {
     let value = |index: usize| (index ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let words: Vec<usize> = (0..bytes / size_of::<usize>()).map(value).collect();

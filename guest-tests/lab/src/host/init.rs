@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! PID 1 of the emulated host.
 //!
-//! The program `granule` is also `/init` of the initramfs. As PID 1, it mounts file systems,
-//! reserves the huge pages of the job, runs the test with a deadline, sends a report on the
-//! console, and powers off. During the test it sleeps, and the test writes its output to files
-//! in memory, so that phases contain no instructions of PID 1.
+//! `granule` is also `/init` of the initramfs. As PID 1, it mounts file systems, reserves the huge
+//! pages of the job, runs the test with a deadline, sends a report on the console, and powers off.
+//! During the test it sleeps, and the test writes its output to files in memory, so that phases
+//! contain no instructions of PID 1.
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_types::{host::FACTS_VARIABLE, mark, record::Host, units::Nanoseconds};
+use granule_types::{host::FACTS_VARIABLE, mark, record::HostInfo, units::Nanoseconds};
 use rustix::{
     mount::{MountFlags, mount},
     process::{Pid, getpid},
@@ -29,7 +29,7 @@ use crate::{
     command::wait_for_exit,
     host::{
         expect, guest_init,
-        job::{self, CpuSchedule, Ending, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH},
+        job::{self, CpuSchedule, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH, TestEnding},
     },
 };
 
@@ -53,13 +53,13 @@ pub fn run_as_pid_1() -> bool {
     if getpid() != Pid::INIT {
         return false;
     } else if Path::new(JOB_PATH).exists() {
-        let ending =
-            mount_all().and_then(|()| run_job()).unwrap_or_else(|error| Ending::Init { error });
-        if let Err(error) = send(ending) {
+        let ending = mount_all().and_then(|()| run_job());
+        let ending = ending.unwrap_or_else(|error| TestEnding::InitFailed { error });
+        if let Err(error) = send_report(ending) {
             eprintln!("granule: cannot send the report: {error}");
         }
-    } else if Path::new(guest_init::MARKER).exists() {
-        guest_init::check();
+    } else if Path::new(guest_init::MARKER_PATH).exists() {
+        guest_init::check_guest();
     } else {
         return false;
     }
@@ -91,7 +91,7 @@ fn mount_all() -> Result<(), String> {
     Ok(())
 }
 
-fn run_job() -> Result<Ending, String> {
+fn run_job() -> Result<TestEnding, String> {
     let text = fs::read_to_string(JOB_PATH).context(|| format!("cannot read {JOB_PATH}"))?;
     let job: Job = serde_json::from_str(&text).context(|| format!("{JOB_PATH} is not a job"))?;
     if let Some(short) = reserve_pools(&job)? {
@@ -101,13 +101,13 @@ fn run_job() -> Result<Ending, String> {
         fs::write(path, value).context(|| format!("cannot write {value} to {path}"))?;
     }
     if job.seed != 0 {
-        walk(job.seed)?;
+        visit_cpus(job.seed)?;
     }
     run_test(&job)
 }
 
 /// Sets the CPU affinity of this process, which its children inherit.
-fn restrict_to(cpus: &[usize]) -> Result<(), String> {
+fn set_affinity(cpus: &[usize]) -> Result<(), String> {
     let mut set = CpuSet::new();
     for cpu in cpus {
         set.set(*cpu);
@@ -116,40 +116,44 @@ fn restrict_to(cpus: &[usize]) -> Result<(), String> {
         .context(|| format!("cannot set the affinity to the CPUs {cpus:?}"))
 }
 
-fn walk(seed: u64) -> Result<(), String> {
+fn visit_cpus(seed: u64) -> Result<(), String> {
     let cpus = thread::available_parallelism().context(|| "cannot count the CPUs".to_owned())?;
     let cpus: Vec<usize> = (0..cpus.get()).collect();
-    for (cpu, turns) in CpuSchedule::new(seed, &cpus) {
-        restrict_to(&[cpu])?;
-        for _ in 0..turns {
+    for (cpu, spins) in CpuSchedule::new(seed, &cpus) {
+        set_affinity(&[cpu])?;
+        for _ in 0..spins {
             std::hint::spin_loop();
         }
     }
-    restrict_to(&cpus)
+    set_affinity(&cpus)
 }
 
-/// Reserves huge pages; returns `Some` if the host has too few. A pool that was reserved at boot
-/// (gigantic pages) is not changed.
-fn reserve_pools(job: &Job) -> Result<Option<Ending>, String> {
-    for (&page, &required) in &job.pools {
-        let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", page >> 10);
+/// Reserves huge pages; returns an ending if a pool is too small. Pools of gigantic pages, which
+/// the kernel reserves at boot, are only checked.
+fn reserve_pools(job: &Job) -> Result<Option<TestEnding>, String> {
+    for (&page_size, &required_pages) in &job.pools {
+        let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", page_size >> 10);
         let count = || -> Result<u64, String> {
             let text = fs::read_to_string(&path).context(|| format!("cannot read {path}"))?;
             text.trim().parse().context(|| format!("{path} is not a number"))
         };
-        if count()? < required {
-            // Fails for page sizes that can only be reserved at boot; the count is checked below.
-            let _ = fs::write(&path, required.to_string());
+        if count()? < required_pages {
+            // An error leaves the pool too small, which the check below detects.
+            let _ = fs::write(&path, required_pages.to_string());
         }
-        let available = count()?;
-        if available < required {
-            return Ok(Some(Ending::ShortPool { page, required, available }));
+        let available_pages = count()?;
+        if available_pages < required_pages {
+            return Ok(Some(TestEnding::PoolTooSmall {
+                page_size,
+                required_pages,
+                available_pages,
+            }));
         }
     }
     Ok(None)
 }
 
-fn run_test(job: &Job) -> Result<Ending, String> {
+fn run_test(job: &Job) -> Result<TestEnding, String> {
     let [program, arguments @ ..] = job.argv.as_slice() else {
         return Err("the job has no program: argv is empty".to_owned());
     };
@@ -168,12 +172,12 @@ fn run_test(job: &Job) -> Result<Ending, String> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         Some(log)
     };
-    if job.foreign {
-        mark::foreign();
+    if job.has_unmarked_program {
+        mark::begin_unmarked_program();
     }
     let start = Instant::now();
     let mut child =
-        command.spawn().context(|| format!("cannot run {program}; is it in the initramfs?"))?;
+        command.spawn().context(|| format!("cannot run {program} in the emulated host"))?;
     let script = log.zip(child.stdout.take()).zip(child.stdin.take());
     let script = script.map(|((log, output), input)| {
         let exchanges = job.expect.clone();
@@ -181,8 +185,8 @@ fn run_test(job: &Job) -> Result<Ending, String> {
     });
     let in_time = wait_for_exit(&child, Duration::from_secs(job.deadline_seconds));
     let elapsed = start.elapsed();
-    if job.foreign {
-        mark::outside();
+    if job.has_unmarked_program {
+        mark::end_phase();
     }
     if !in_time.context(|| format!("cannot wait for {program}"))? {
         child.kill().context(|| format!("cannot kill {program}"))?;
@@ -190,34 +194,34 @@ fn run_test(job: &Job) -> Result<Ending, String> {
     if let Some(Err(error)) = script.and_then(|script| script.join().ok()) {
         return Err(error).context(|| format!("cannot read the output of {program}"));
     }
-    ending(&mut child, elapsed, job).context(|| format!("cannot wait for {program}"))
+    test_ending(&mut child, elapsed, job).context(|| format!("cannot wait for {program}"))
 }
 
-fn ending(child: &mut Child, elapsed: Duration, job: &Job) -> io::Result<Ending> {
+fn test_ending(child: &mut Child, elapsed: Duration, job: &Job) -> io::Result<TestEnding> {
     let status = child.wait()?;
     let seconds = job.deadline_seconds;
     Ok(match (status.code(), status.signal()) {
-        (Some(code), _) => Ending::Exited {
+        (Some(code), _) => TestEnding::Exited {
             code,
             ns: Nanoseconds(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)),
         },
-        (None, Some(9)) if elapsed.as_secs() >= seconds => Ending::Deadline { seconds },
-        (None, signal) => Ending::Killed { signal: signal.unwrap_or(0) },
+        (None, Some(9)) if elapsed.as_secs() >= seconds => TestEnding::Deadline { seconds },
+        (None, signal) => TestEnding::Killed { signal: signal.unwrap_or(0) },
     })
 }
 
-/// Sends the report with a lowered console log level, and restores the level, so that a later splat
-/// still reaches the console.
-fn send(ending: Ending) -> io::Result<()> {
-    const LEVELS: &str = "/proc/sys/kernel/printk";
-    let levels = fs::read_to_string(LEVELS).unwrap_or_default();
+/// Sends the report with a lowered console log level. Restores the level, so that a later splat
+/// reaches the console.
+fn send_report(ending: TestEnding) -> io::Result<()> {
+    const LOG_LEVELS: &str = "/proc/sys/kernel/printk";
+    let levels = fs::read_to_string(LOG_LEVELS).unwrap_or_default();
     // If this fails, the checksum detects messages inside the report.
-    let _ = fs::write(LEVELS, "1");
+    let _ = fs::write(LOG_LEVELS, "1");
     let text = |path: &str| {
         let bytes = fs::read(path).unwrap_or_default();
         String::from_utf8_lossy(&bytes).replace('\r', "")
     };
-    let host = Host::with_facts(Path::new(FACTS_PATH));
+    let host = HostInfo::with_facts(Path::new(FACTS_PATH));
     let report = JobReport {
         ending,
         host: host.inspect_err(|error| eprintln!("granule: {error}")).ok(),
@@ -226,8 +230,8 @@ fn send(ending: Ending) -> io::Result<()> {
         results: text(RESULTS_PATH),
     };
     let mut console = io::stdout().lock();
-    job::send(&mut console, &report)?;
+    job::send_report(&mut console, &report)?;
     rustix::termios::tcdrain(&console)?;
-    let _ = fs::write(LEVELS, levels);
+    let _ = fs::write(LOG_LEVELS, levels);
     Ok(())
 }

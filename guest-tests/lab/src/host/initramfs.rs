@@ -5,8 +5,8 @@
 //! kernel's `Documentation/driver-api/early-userspace/buffer-format.rst`). The archive is not
 //! compressed: decompression in the emulator takes longer than reading.
 //!
-//! The `cpio` crate writes header fields in lower-case hexadecimal. Different bytes change the
-//! number of instructions that the kernel executes to unpack them, and thus recorded results.
+//! The crate `cpio` is not used: it writes header fields in lower-case hexadecimal. Other bytes
+//! change the number of instructions with which the kernel unpacks them, and thus recorded results.
 
 use std::{
     fs::File,
@@ -20,46 +20,46 @@ use crate::{
     shell::{self, Shell},
 };
 
-const DIRECTORY: u32 = 0o040_755;
-const PROGRAM: u32 = 0o100_755;
-const DATA: u32 = 0o100_644;
-const CHARACTER_DEVICE: u32 = 0o020_600;
+const DIRECTORY_MODE: u32 = 0o040_755;
+const PROGRAM_MODE: u32 = 0o100_755;
+const FILE_MODE: u32 = 0o100_644;
+const CHARACTER_DEVICE_MODE: u32 = 0o020_600;
 
-/// Directories that PID 1 requires before it mounts file systems.
+/// Directories that exist before PID 1 mounts file systems.
 const DIRECTORIES: [&str; 4] = ["dev", "proc", "sys", "tmp"];
 
-/// Granularity of holes in a sparse file.
-const HOLE: usize = 1 << 16;
+/// Granularity of holes in a sparse file, in bytes.
+const HOLE_SIZE: usize = 1 << 16;
 
 #[derive(Debug)]
-pub struct Entry<'a> {
+pub struct ArchiveEntry<'a> {
     path: &'static str,
     mode: u32,
-    content: Content<'a>,
+    content: EntryContent<'a>,
 }
 
 #[derive(Debug)]
-enum Content<'a> {
+enum EntryContent<'a> {
     File(PathBuf),
     Text(&'a str),
-    Archive(Vec<Entry<'a>>),
+    Archive(Vec<ArchiveEntry<'a>>),
 }
 
-impl<'a> Entry<'a> {
+impl<'a> ArchiveEntry<'a> {
     pub fn program(path: &'static str, file: &Path) -> Self {
-        Self { path, mode: PROGRAM, content: Content::File(file.to_owned()) }
+        Self { path, mode: PROGRAM_MODE, content: EntryContent::File(file.to_owned()) }
     }
 
     pub fn file(path: &'static str, file: &Path) -> Self {
-        Self { path, mode: DATA, content: Content::File(file.to_owned()) }
+        Self { path, mode: FILE_MODE, content: EntryContent::File(file.to_owned()) }
     }
 
     pub fn text(path: &'static str, text: &'a str) -> Self {
-        Self { path, mode: DATA, content: Content::Text(text) }
+        Self { path, mode: FILE_MODE, content: EntryContent::Text(text) }
     }
 
     pub fn archive(path: &'static str, entries: Vec<Self>) -> Self {
-        Self { path, mode: DATA, content: Content::Archive(entries) }
+        Self { path, mode: FILE_MODE, content: EntryContent::Archive(entries) }
     }
 
     /// Returns the path without the leading slash.
@@ -69,31 +69,31 @@ impl<'a> Entry<'a> {
 }
 
 /// Returns an archive with the directories, the console device and these entries.
-pub fn pack(entries: &[Entry<'_>]) -> Result<Vec<u8>, CommandError> {
+pub fn pack(entries: &[ArchiveEntry<'_>]) -> Result<Vec<u8>, CommandError> {
     let mut archive = Vec::new();
     let mut inodes = 1..;
     let mut add = |name: &str, mode, rdev, content: &[u8]| {
-        append(&mut archive, name, inodes.next().unwrap_or(0), mode, rdev, content)
+        append_entry(&mut archive, name, inodes.next().unwrap_or(0), mode, rdev, content)
             .map_err(|e| CommandError::file("pack", name, e))
     };
     for name in DIRECTORIES {
-        add(name, DIRECTORY, (0, 0), &[])?;
+        add(name, DIRECTORY_MODE, (0, 0), &[])?;
     }
-    add("dev/console", CHARACTER_DEVICE, (5, 1), &[])?;
+    add("dev/console", CHARACTER_DEVICE_MODE, (5, 1), &[])?;
     for entry in entries {
         let content = match &entry.content {
-            Content::File(file) => shell::read(file)?,
-            Content::Text(text) => text.as_bytes().to_vec(),
-            Content::Archive(entries) => pack(entries)?,
+            EntryContent::File(file) => shell::read(file)?,
+            EntryContent::Text(text) => text.as_bytes().to_vec(),
+            EntryContent::Archive(entries) => pack(entries)?,
         };
         add(entry.name(), entry.mode, (0, 0), &content)?;
     }
-    append(&mut archive, "TRAILER!!!", 0, 0, (0, 0), &[])
+    append_entry(&mut archive, "TRAILER!!!", 0, 0, (0, 0), &[])
         .map_err(|e| CommandError::file("pack", "TRAILER!!!", e))?;
     Ok(archive)
 }
 
-fn append(
+fn append_entry(
     archive: &mut Vec<u8>,
     name: &str,
     inode: u32,
@@ -105,7 +105,7 @@ fn append(
     let size = u32::try_from(content.len()).map_err(too_large)?;
     let name_size = u32::try_from(name.len() + 1).map_err(too_large)?;
     archive.extend(b"070701");
-    // inode, mode, uid, gid, links, mtime, size, device ×2, rdev ×2, name size, check
+    // ino, mode, uid, gid, nlink, mtime, filesize, dev ×2, rdev ×2, namesize, check
     for field in [inode, mode, 0, 0, 1, 0, size, 0, 0, major, minor, name_size, 0] {
         archive.extend(format!("{field:08X}").bytes());
     }
@@ -117,11 +117,11 @@ fn append(
     Ok(())
 }
 
-/// Writes an archive to a sparse file: a disk image consists mostly of zeros.
+/// Writes an archive to a sparse file, because a disk image consists mostly of zeros.
 pub fn write_sparse(archive: &[u8], path: &Path) -> io::Result<()> {
     let file = File::create(path)?;
     file.set_len(archive.len() as u64)?;
-    for (offset, part) in (0..).step_by(HOLE).zip(archive.chunks(HOLE)) {
+    for (offset, part) in (0..).step_by(HOLE_SIZE).zip(archive.chunks(HOLE_SIZE)) {
         if part.iter().any(|byte| *byte != 0) {
             file.write_all_at(part, offset)?;
         }
@@ -130,9 +130,9 @@ pub fn write_sparse(archive: &[u8], path: &Path) -> io::Result<()> {
 }
 
 /// Prints the shell commands that build an equivalent archive from the directory `root`.
-pub fn print(
+pub fn print_commands(
     shell: Shell,
-    entries: &[Entry<'_>],
+    entries: &[ArchiveEntry<'_>],
     root: &Path,
     archive: &Path,
 ) -> Result<(), CommandError> {
@@ -142,10 +142,10 @@ pub fn print(
     for entry in entries {
         let path = root.join(entry.name());
         match &entry.content {
-            Content::File(file) => shell.copy(file, &path)?,
-            Content::Text(text) => shell.write(&path, text)?,
-            Content::Archive(entries) => {
-                print(shell, entries, &root.with_extension(entry.name()), &path)?;
+            EntryContent::File(file) => shell.copy(file, &path)?,
+            EntryContent::Text(text) => shell.write(&path, text)?,
+            EntryContent::Archive(entries) => {
+                print_commands(shell, entries, &root.with_extension(entry.name()), &path)?;
             }
         }
     }
@@ -161,8 +161,9 @@ pub fn print(
 mod tests {
     use super::*;
 
-    fn archive() -> Vec<u8> {
-        pack(&[Entry::archive("/init", Vec::new()), Entry::text("job.json", "{}")]).unwrap()
+    fn sample_archive() -> Vec<u8> {
+        pack(&[ArchiveEntry::archive("/init", Vec::new()), ArchiveEntry::text("job.json", "{}")])
+            .unwrap()
     }
 
     #[test]
@@ -170,21 +171,21 @@ mod tests {
         use std::os::unix::fs::MetadataExt as _;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("archive");
-        let mut archive = vec![0; 5 * HOLE + 3];
-        archive[HOLE] = 1;
-        archive[5 * HOLE + 2] = 2;
+        let mut archive = vec![0; 5 * HOLE_SIZE + 3];
+        archive[HOLE_SIZE] = 1;
+        archive[5 * HOLE_SIZE + 2] = 2;
 
         write_sparse(&archive, &path).unwrap();
 
         assert_eq!(std::fs::read(&path).unwrap(), archive);
-        assert!(std::fs::metadata(&path).unwrap().blocks() * 512 < 4 * HOLE as u64);
+        assert!(std::fs::metadata(&path).unwrap().blocks() * 512 < 4 * HOLE_SIZE as u64);
     }
 
     #[test]
     fn cpio_lists_the_entries() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("archive");
-        std::fs::write(&path, archive()).unwrap();
+        std::fs::write(&path, sample_archive()).unwrap();
         let Ok(output) =
             std::process::Command::new("cpio").args(["-it", "--quiet", "-F"]).arg(&path).output()
         else {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Protocol between lab and PID 1: the job of one boot, a file; and its report, a console line.
+//! Protocol between the lab and PID 1: a file with the job of one boot, and a console line with the
+//! report of PID 1.
 //!
 //! The serial console is the only channel that every kernel and emulator supports, and kernel
 //! messages appear on it too. PID 1 sends its report at the end, as one line with a checksum that
@@ -17,7 +18,7 @@ use std::{
     io::{self, Write},
 };
 
-use granule_types::{record::Host, units::Nanoseconds};
+use granule_types::{record::HostInfo, units::Nanoseconds};
 use rand_xoshiro::{
     SplitMix64,
     rand_core::{Rng as _, SeedableRng as _},
@@ -29,12 +30,12 @@ use crate::{host::expect::Exchange, shell::sha256};
 
 /// Path of the job in the initramfs.
 pub const JOB_PATH: &str = "/job.json";
-/// Path of the host's description in the initramfs (see [`granule_types::record::Host`]).
+/// Path in the initramfs of the facts about the host that PID 1 cannot detect.
 pub const FACTS_PATH: &str = "/facts.json";
 /// Path of the results file in the emulated host.
 pub const RESULTS_PATH: &str = "/tmp/results.jsonl";
-/// Path in the initramfs of a test that is not part of `granule`.
-pub const FOREIGN_PATH: &str = "/test";
+/// Path of a test from the kernel tree in the initramfs.
+pub const KERNEL_TEST_PATH: &str = "/test";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -44,11 +45,12 @@ pub struct Job {
     pub pools: BTreeMap<u64, u64>,
     /// Files below `/sys` and the values to write to them.
     pub settings: BTreeMap<String, String>,
-    /// Seed of the schedule; see [`CpuSchedule`]. 0 changes nothing.
+    /// Seed of the schedule (see [`CpuSchedule`]); 0 skips it.
     pub seed: u64,
-    /// True if the test executes no marks: PID 1 then executes them before and after it.
-    pub foreign: bool,
-    /// Script for the console of the test. If it is empty, the test has no standard input.
+    /// Indicates that PID 1 executes marks before and after the program.
+    #[serde(rename = "foreign")]
+    pub has_unmarked_program: bool,
+    /// Script for standard input and output of the test; if empty, the test has no standard input.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expect: Vec<Exchange>,
     /// Virtual seconds after which the test is killed.
@@ -57,9 +59,9 @@ pub struct Job {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobReport {
-    pub ending: Ending,
+    pub ending: TestEnding,
     /// Properties of the emulated host; `None` if PID 1 could not detect them.
-    pub host: Option<Host>,
+    pub host: Option<HostInfo>,
     pub stdout: String,
     pub stderr: String,
     /// Content of the file at [`RESULTS_PATH`].
@@ -68,7 +70,7 @@ pub struct JobReport {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ending {
+pub enum TestEnding {
     Exited {
         code: i32,
         /// Duration of the test.
@@ -80,33 +82,33 @@ pub enum Ending {
     Deadline {
         seconds: u64,
     },
-    /// The host has fewer huge pages than the job requires.
-    ShortPool {
+    /// Ending of a job that requires more huge pages than the host has.
+    PoolTooSmall {
         /// Page size in bytes.
-        page: u64,
-        required: u64,
-        available: u64,
+        page_size: u64,
+        required_pages: u64,
+        available_pages: u64,
     },
-    /// PID 1 failed.
-    Init {
+    /// Failure of PID 1.
+    InitFailed {
         error: String,
     },
 }
 
-/// CPUs on which PID 1 runs before the test, which determines the schedule of a seed.
+/// Order in which PID 1 runs on the CPUs before the test, which determines the schedule of a seed.
 ///
 /// PID 1 runs on every CPU once; order and spin counts depend on the seed. For a new thread, the
-/// scheduler prefers the CPU that became idle last (`find_idlest_group_cpu()`), so another seed
-/// places the vCPUs on other CPUs, in another order, and ticks occur at other times.
+/// scheduler prefers the CPU that became idle last (`find_idlest_group_cpu()`). Another seed thus
+/// places the vCPUs on other CPUs, and ticks occur at other times.
 #[derive(Debug, Clone)]
 pub struct CpuSchedule {
     generator: SplitMix64,
-    remaining: Vec<usize>,
+    remaining_cpus: Vec<usize>,
 }
 
 impl CpuSchedule {
     pub fn new(seed: u64, cpus: &[usize]) -> Self {
-        Self { generator: SplitMix64::seed_from_u64(seed), remaining: cpus.to_vec() }
+        Self { generator: SplitMix64::seed_from_u64(seed), remaining_cpus: cpus.to_vec() }
     }
 }
 
@@ -115,18 +117,17 @@ impl Iterator for CpuSchedule {
     type Item = (usize, u64);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let choices = self.remaining.len() as u64;
+        let choices = self.remaining_cpus.len() as u64;
         if choices == 0 {
             return None;
         }
         let chosen = usize::try_from(self.generator.next_u64() % choices).unwrap_or(0);
-        let turns = self.generator.next_u64() >> (64 - 18);
-        Some((self.remaining.swap_remove(chosen), turns))
+        let spins = self.generator.next_u64() >> (64 - 18);
+        Some((self.remaining_cpus.swap_remove(chosen), spins))
     }
 }
 
-/// First characters of a report line.
-const REPORT: &str = "@@granule report ";
+const REPORT_PREFIX: &str = "@@granule report ";
 
 #[derive(Debug, Error)]
 pub enum ReportError {
@@ -138,15 +139,15 @@ pub enum ReportError {
     Version(#[source] serde_json::Error),
 }
 
-pub fn send(to: &mut impl Write, report: &JobReport) -> io::Result<()> {
+pub fn send_report(to: &mut impl Write, report: &JobReport) -> io::Result<()> {
     let json = serde_json::to_string(report)?;
-    writeln!(to, "\n{REPORT}{} {json}", sha256(json.as_bytes()))?;
+    writeln!(to, "\n{REPORT_PREFIX}{} {json}", sha256(json.as_bytes()))?;
     to.flush()
 }
 
-pub fn receive(console: &str) -> Result<Option<JobReport>, ReportError> {
+pub fn receive_report(console: &str) -> Result<Option<JobReport>, ReportError> {
     let mut lines = console.split_inclusive('\n');
-    let Some(line) = lines.find_map(|line| line.strip_prefix(REPORT)) else {
+    let Some(line) = lines.find_map(|line| line.strip_prefix(REPORT_PREFIX)) else {
         return Ok(None);
     };
     let line = line.strip_suffix('\n').ok_or(ReportError::Truncated)?;
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_walk_visits_every_cpu_once_in_an_order_that_the_seed_determines() {
+    fn a_schedule_visits_every_cpu_once_in_an_order_that_depends_on_the_seed() {
         let all: Vec<usize> = (0..32).step_by(2).collect();
         let order =
             |seed| -> Vec<usize> { CpuSchedule::new(seed, &all).map(|(cpu, _)| cpu).collect() };
@@ -180,42 +181,42 @@ mod tests {
             [(6, 4400), (0, 152_811), (4, 65_386), (2, 86_003)],
             "recorded results depend on this sequence"
         );
-        assert!(CpuSchedule::new(7, &all).all(|(_, turns)| turns < 1 << 18));
+        assert!(CpuSchedule::new(7, &all).all(|(_, spins)| spins < 1 << 18));
     }
 
-    fn report() -> JobReport {
+    fn sample_report() -> JobReport {
         JobReport {
-            ending: Ending::Killed { signal: 9 },
-            host: Some(Host::default()),
+            ending: TestEnding::Killed { signal: 9 },
+            host: Some(HostInfo::default()),
             stdout: "one\n@@granule report x {}\n".to_owned(),
             stderr: String::new(),
             results: "{\"a\":1}\n{\"b\":2}\n".to_owned(),
         }
     }
 
-    /// Returns a serial console log, whose lines end with CR LF.
-    fn console() -> String {
+    /// Returns the log of a serial console, with CR LF line ends.
+    fn console_log() -> String {
         let mut sent = b"[    0.0] Booting Linux\n".to_vec();
-        send(&mut sent, &report()).unwrap();
+        send_report(&mut sent, &sample_report()).unwrap();
         String::from_utf8(sent).unwrap().replace('\n', "\r\n")
     }
 
     #[test]
     fn a_report_is_received_as_sent() {
-        assert_eq!(receive(&console()).unwrap(), Some(report()));
-        assert_eq!(receive("Kernel panic - not syncing\r\n").unwrap(), None);
+        assert_eq!(receive_report(&console_log()).unwrap(), Some(sample_report()));
+        assert_eq!(receive_report("Kernel panic - not syncing\r\n").unwrap(), None);
     }
 
     #[test]
     fn a_truncated_or_interrupted_report_is_an_error() {
-        let whole = console();
-        let starts = whole.find(REPORT).unwrap() + REPORT.len();
+        let whole = console_log();
+        let starts = whole.find(REPORT_PREFIX).unwrap() + REPORT_PREFIX.len();
         for cut in starts..whole.len() - 2 {
-            assert!(receive(&whole[..cut]).is_err(), "cut at {cut}");
+            assert!(receive_report(&whole[..cut]).is_err(), "cut at {cut}");
         }
 
         let interrupted = whole.replace("one", "o[    1.0] BUG: x\r\nne");
 
-        assert!(matches!(receive(&interrupted), Err(ReportError::Damaged)));
+        assert!(matches!(receive_report(&interrupted), Err(ReportError::Damaged)));
     }
 }

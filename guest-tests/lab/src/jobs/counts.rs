@@ -3,8 +3,7 @@
 //!
 //! The plugin writes a line for each segment between two marks, in execution order, and an end line
 //! when the emulator exits normally. Records have the same order, so marked segments and records
-//! correspond one to one. A file in another order is refused: counts would be assigned to the
-//! wrong phase.
+//! correspond one to one. Another order is an error.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -15,26 +14,27 @@ use granule_types::{mark, phase::Phase, record::Record, units::Nanoseconds};
 
 /// Counts between two marks.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct CountSegment {
+pub struct SegmentLine {
     /// Mark that started the segment.
     pub mark: u8,
     /// Sums over all CPUs, by name.
     pub counts: BTreeMap<String, u64>,
     /// Times measured by the plugin's clock.
-    pub time: ClockTime,
+    pub time: VirtualTime,
 }
 
-/// Times of a segment; other fields of the plugin are ignored.
+/// Times of a segment. Other fields of the plugin's output are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-pub struct ClockTime {
+pub struct VirtualTime {
     /// Elapsed time of the emulated CPUs in picoseconds.
     pub elapsed: u64,
     /// Largest number of turns that a runnable CPU waited.
-    pub starved: u64,
+    #[serde(rename = "starved")]
+    pub longest_wait: u64,
 }
 
 #[derive(Deserialize)]
-struct CountsEnd {
+struct EndLine {
     #[expect(dead_code, reason = "its presence distinguishes this line from a segment")]
     end: bool,
     segments: u64,
@@ -43,15 +43,16 @@ struct CountsEnd {
 #[derive(Debug, Error)]
 pub enum CountError {
     #[error(
-        "the counting plugin wrote no {path}: does this QEMU load plugins? See the emulator's log"
+        "the counting plugin did not write {path}: use a QEMU that supports plugins, and see the \
+         emulator's log"
     )]
     Missing {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    #[error("line {line} of the counting plugin is malformed; run again")]
-    Line {
+    #[error("line {line} of the counting plugin's output is malformed; run again")]
+    MalformedLine {
         line: usize,
         #[source]
         source: serde_json::Error,
@@ -59,26 +60,26 @@ pub enum CountError {
     #[error("the counts have {0} segments and no end line: QEMU was killed")]
     Truncated(usize),
     #[error("the counts have {found} segments instead of {expected}: the file is damaged")]
-    Lost { found: usize, expected: u64 },
+    Incomplete { found: usize, expected: u64 },
     #[error(
-        "a CPU of the emulated host waited for {waited} turns of others, more than {longest}: \
+        "a CPU of the emulated host waited for {wait} turns of other CPUs, more than {limit}: \
          elapsed time would be wrong; set another quantum with --quantum, or --smp"
     )]
-    Starved { waited: u64, longest: u64 },
+    WaitTooLong { wait: u64, limit: u64 },
     #[error(
-        "the counts do not match the results: marks are [{marks}], results are [{results}]; was \
-         the test killed?"
+        "the counts do not match the results: marks are [{marks}], results are [{results}]; the \
+         test may have been killed"
     )]
     Mismatch { marks: String, results: String },
 }
 
 /// Parses the output of the plugin.
-pub fn read_segments(text: &str) -> Result<Vec<CountSegment>, CountError> {
+pub fn read_segments(text: &str) -> Result<Vec<SegmentLine>, CountError> {
     let mut segments = Vec::new();
     let mut expected = None;
     for (index, line) in text.lines().enumerate() {
-        let malformed = |source| CountError::Line { line: index + 1, source };
-        if let Ok(end) = serde_json::from_str::<CountsEnd>(line) {
+        let malformed = |source| CountError::MalformedLine { line: index + 1, source };
+        if let Ok(end) = serde_json::from_str::<EndLine>(line) {
             expected = Some(end.segments);
             continue;
         }
@@ -92,18 +93,18 @@ pub fn read_segments(text: &str) -> Result<Vec<CountSegment>, CountError> {
     match expected {
         None => Err(CountError::Truncated(segments.len())),
         Some(expected) if expected != segments.len() as u64 => {
-            Err(CountError::Lost { found: segments.len(), expected })
+            Err(CountError::Incomplete { found: segments.len(), expected })
         }
         Some(_) => Ok(segments),
     }
 }
 
-/// Refuses segments of phases in which a runnable CPU waited more than `longest` turns.
-pub fn check_turns(segments: &[CountSegment], longest: u64) -> Result<(), CountError> {
+/// Checks that no runnable CPU waited more than `limit` turns in a phase.
+pub fn check_waits(segments: &[SegmentLine], limit: u64) -> Result<(), CountError> {
     let phases = segments.iter().filter(|segment| phase_of(segment.mark).is_some());
-    let waited = phases.map(|segment| segment.time.starved).max().unwrap_or(0);
-    if waited > longest {
-        return Err(CountError::Starved { waited, longest });
+    let wait = phases.map(|segment| segment.time.longest_wait).max().unwrap_or(0);
+    if wait > limit {
+        return Err(CountError::WaitTooLong { wait, limit });
     }
     Ok(())
 }
@@ -113,8 +114,8 @@ fn phase_of(mark: u8) -> Option<Phase> {
 }
 
 /// Copies the counts of each marked segment into the record of the same phase.
-pub fn merge(segments: &[CountSegment], records: &mut [Record]) -> Result<(), CountError> {
-    let marked: Vec<(Phase, &CountSegment)> =
+pub fn merge_counts(segments: &[SegmentLine], records: &mut [Record]) -> Result<(), CountError> {
+    let marked: Vec<(Phase, &SegmentLine)> =
         segments.iter().filter_map(|segment| Some((phase_of(segment.mark)?, segment))).collect();
     let same = marked.len() == records.len()
         && marked.iter().zip(&*records).all(|((phase, _), record)| *phase == record.phase);
@@ -138,7 +139,7 @@ pub fn merge(segments: &[CountSegment], records: &mut [Record]) -> Result<(), Co
 mod tests {
     use super::*;
 
-    const WHOLE: &str = concat!(
+    const COMPLETE_FILE: &str = concat!(
         r#"{"mark":96,"counts":{"IC IALLU":1},"time":{"elapsed":1,"starved":0}}"#,
         "\n",
         r#"{"mark":97,"counts":{"DC CIVAC":7},"time":{"elapsed":2500,"starved":7}}"#,
@@ -160,47 +161,49 @@ mod tests {
 
     #[test]
     fn counts_and_elapsed_time_are_assigned_to_the_marked_phase() {
-        let segments = read_segments(WHOLE).unwrap();
+        let segments = read_segments(COMPLETE_FILE).unwrap();
         let mut records = [record(Phase::Create)];
 
-        merge(&segments, &mut records).unwrap();
+        merge_counts(&segments, &mut records).unwrap();
 
         assert_eq!(records[0].counters, [("DC CIVAC".to_owned(), 7)].into());
         assert_eq!(records[0].elapsed_ns, Some(Nanoseconds(3)));
     }
 
     #[test]
-    fn starved_cpus_are_refused() {
-        let segments = read_segments(WHOLE).unwrap();
+    fn a_wait_beyond_the_limit_is_an_error() {
+        let segments = read_segments(COMPLETE_FILE).unwrap();
 
-        assert!(check_turns(&segments, 7).is_ok());
-        let refused = check_turns(&segments, 6);
-        assert!(matches!(refused, Err(CountError::Starved { waited: 7, longest: 6 })));
+        assert!(check_waits(&segments, 7).is_ok());
+        let refused = check_waits(&segments, 6);
+        assert!(matches!(refused, Err(CountError::WaitTooLong { wait: 7, limit: 6 })));
     }
 
     #[test]
     fn a_truncated_file_is_an_error() {
-        for cut in 0..WHOLE.len() - 2 {
-            assert!(read_segments(&WHOLE[..cut]).is_err(), "cut at {cut}");
+        for cut in 0..COMPLETE_FILE.len() - 2 {
+            assert!(read_segments(&COMPLETE_FILE[..cut]).is_err(), "cut at {cut}");
         }
     }
 
     #[test]
-    fn a_lost_segment_is_an_error() {
-        let lost: String = WHOLE.lines().skip(1).map(|l| format!("{l}\n")).collect();
+    fn a_missing_segment_is_an_error() {
+        let lost: String = COMPLETE_FILE.lines().skip(1).map(|l| format!("{l}\n")).collect();
 
-        assert!(matches!(read_segments(&lost), Err(CountError::Lost { found: 2, expected: 3 })));
+        let read = read_segments(&lost);
+        assert!(matches!(read, Err(CountError::Incomplete { found: 2, expected: 3 })));
     }
 
     #[test]
     fn phases_that_do_not_match_are_an_error() {
-        let segments = read_segments(WHOLE).unwrap();
+        let segments = read_segments(COMPLETE_FILE).unwrap();
         for mut records in [
             vec![],
             vec![record(Phase::Update)],
             vec![record(Phase::Create), record(Phase::Update)],
         ] {
-            assert!(matches!(merge(&segments, &mut records), Err(CountError::Mismatch { .. })));
+            let merged = merge_counts(&segments, &mut records);
+            assert!(matches!(merged, Err(CountError::Mismatch { .. })));
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Executes a job on a kernel: packs the initramfs, boots the host, collects results and counts.
 //!
-//! All files remain in the job's directory, after an error too:
+//! All files remain in the job's directory, also after an error:
 //!
 //! | file | contents |
 //! |---|---|
@@ -21,26 +21,26 @@ use std::{
 use granule_types::host::HostFacts;
 
 use crate::{
-    command::{Command, CommandError, tail},
+    command::{Command, CommandError, log_tail},
     host::{
-        emulator::{kernel_command_line, with_path},
+        emulator::{kernel_command_line, path_option},
         guest_init,
-        initramfs::{self, Entry},
-        job::{FACTS_PATH, FOREIGN_PATH, JOB_PATH, receive},
+        initramfs::{self, ArchiveEntry},
+        job::{FACTS_PATH, JOB_PATH, KERNEL_TEST_PATH, receive_report},
     },
     jobs::{
-        counts::{CountError, check_turns, read_segments},
-        guest::Guest,
+        counts::{CountError, check_waits, read_segments},
+        guest::LinuxGuest,
         matrix::PlannedJob,
-        outcome::{JobError, JobOutcome, any_splat, oops},
+        outcome::{JobError, JobOutcome, find_oops, find_splat},
     },
     kernel::Kernel,
     shell::Shell,
 };
 
-const CONSOLE: &str = "console.log";
-const COUNTS: &str = "counts.jsonl";
-const INITRAMFS: &str = "initramfs.cpio";
+const CONSOLE_FILE: &str = "console.log";
+const COUNTS_FILE: &str = "counts.jsonl";
+const INITRAMFS_FILE: &str = "initramfs.cpio";
 
 /// Executor of jobs, with the properties that all jobs of a run share.
 #[derive(Debug, Clone)]
@@ -48,15 +48,15 @@ pub struct Executor {
     pub qemu: PathBuf,
     pub init: PathBuf,
     pub plugin: PathBuf,
-    pub emulator: String,
+    pub emulator_version: String,
     /// Real time after which an emulator is terminated.
     pub deadline: Duration,
-    /// True if any splat on the console fails the job.
-    pub strict: bool,
+    /// Indicates that any splat on the console fails the job.
+    pub fails_on_splat: bool,
 }
 
 impl Executor {
-    /// Executes a job; `None` in a dry run.
+    /// Executes a job. Returns `None` in a dry run.
     pub fn run(
         &self,
         shell: Shell,
@@ -69,17 +69,17 @@ impl Executor {
         let facts = HostFacts {
             series: kernel.series.clone(),
             image_sha256: Some(kernel.image_sha256.clone()),
-            emulator: Some(format!("{} {}", self.emulator, job.hardware.describe())),
-            cpu: Some(job.hardware.cpu.clone()),
+            emulator: Some(format!("{} {}", self.emulator_version, job.machine.describe())),
+            cpu: Some(job.machine.cpu.clone()),
             ..HostFacts::default()
         };
         let serialize = |e: serde_json::Error| CommandError::file("write", directory, e.into());
         let job_text = serde_json::to_string(&job.job).map_err(serialize)?;
         let facts_text = serde_json::to_string(&facts).map_err(serialize)?;
-        let archive = directory.join(INITRAMFS);
-        let contents = self.contents(kernel, job, &job_text, &facts_text);
-        if shell.is_dry() {
-            initramfs::print(shell, &contents, &directory.join("initramfs"), &archive)?;
+        let archive = directory.join(INITRAMFS_FILE);
+        let contents = self.initramfs_contents(kernel, job, &job_text, &facts_text);
+        if shell.is_dry_run() {
+            initramfs::print_commands(shell, &contents, &directory.join("initramfs"), &archive)?;
             shell.run(&command)?;
             return Ok(None);
         }
@@ -93,87 +93,85 @@ impl Executor {
         let ended = shell.run(&command);
         // The archive is large and can be rebuilt from its inputs.
         let _ = fs::remove_file(&archive);
-        self.collect(job, directory, ended).map(Some)
+        self.collect_outcome(job, directory, ended).map(Some)
     }
 
     fn command(&self, kernel: &Kernel, job: &PlannedJob, directory: &Path) -> Command {
-        let hardware = &job.hardware;
-        let mut plugin = with_path("file=", &self.plugin);
-        plugin += &with_path(",out=", &directory.join(COUNTS));
+        let machine = &job.machine;
+        let mut plugin = machine.plugin_option(&self.plugin, &directory.join(COUNTS_FILE));
+        plugin += &format!(",seed={}", job.job.seed);
         if job.guest.is_some() {
             plugin += ",instructions=on";
-        }
-        plugin += &format!(",quantum={},seed={}", hardware.quantum.0, job.job.seed);
-        if let Some(costs) = &hardware.costs {
-            plugin += &costs.arguments();
         }
         for (name, address) in &kernel.functions {
             plugin += &format!(",at={name}:{address:x}");
         }
-        let console = with_path("file,id=console,path=", &directory.join(CONSOLE));
-        hardware
+        let console = path_option("file,id=console,path=", &directory.join(CONSOLE_FILE));
+        machine
             .emulator(&self.qemu)
             .args(["-chardev", &console, "-serial", "chardev:console", "-plugin", &plugin])
             .arg("-kernel")
             .arg(&kernel.image)
             .arg("-initrd")
-            .arg(directory.join(INITRAMFS))
-            .args(["-append", &kernel_command_line(&job.append)])
+            .arg(directory.join(INITRAMFS_FILE))
+            .args(["-append", &kernel_command_line(&job.kernel_parameters)])
             .log(directory.join("emulator.log"))
             .deadline(self.deadline)
     }
 
-    fn contents<'a>(
+    fn initramfs_contents<'a>(
         &self,
         kernel: &Kernel,
         job: &PlannedJob,
         job_text: &'a str,
         facts_text: &'a str,
-    ) -> Vec<Entry<'a>> {
-        let init = || Entry::program("/init", &self.init);
+    ) -> Vec<ArchiveEntry<'a>> {
+        let init = || ArchiveEntry::program("/init", &self.init);
         let mut contents = vec![init()];
         if job.guest.as_ref().is_some_and(|guest| guest.files.is_empty()) {
-            let inner = vec![init(), Entry::text(guest_init::MARKER, "")];
-            contents.push(Entry::file(Guest::IMAGE, &kernel.image));
-            contents.push(Entry::archive(Guest::INITRD, inner));
+            let inner = vec![init(), ArchiveEntry::text(guest_init::MARKER_PATH, "")];
+            contents.push(ArchiveEntry::file(LinuxGuest::IMAGE_PATH, &kernel.image));
+            contents.push(ArchiveEntry::archive(LinuxGuest::INITRD_PATH, inner));
         }
         for (file, path) in job.guest.iter().flat_map(|guest| &guest.files) {
-            contents.push(Entry::file(path, file));
+            contents.push(ArchiveEntry::file(path, file));
         }
-        contents.extend(job.foreign.iter().map(|test| Entry::program(FOREIGN_PATH, test)));
-        contents.push(Entry::text(JOB_PATH, job_text));
-        contents.push(Entry::text(FACTS_PATH, facts_text));
+        contents.extend(
+            job.kernel_test.iter().map(|test| ArchiveEntry::program(KERNEL_TEST_PATH, test)),
+        );
+        contents.push(ArchiveEntry::text(JOB_PATH, job_text));
+        contents.push(ArchiveEntry::text(FACTS_PATH, facts_text));
         contents
     }
 
-    fn collect(
+    fn collect_outcome(
         &self,
         job: &PlannedJob,
         directory: &Path,
         ended: Result<(), CommandError>,
     ) -> Result<JobOutcome, JobError> {
-        let console = directory.join(CONSOLE);
+        let console = directory.join(CONSOLE_FILE);
         let bytes = fs::read(&console).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
-        let strict = || any_splat(&text).filter(|_| self.strict);
-        if let Some((event, splat)) = oops(&text)
+        let splat_if_fatal = || find_splat(&text).filter(|_| self.fails_on_splat);
+        if let Some((event, splat)) = find_oops(&text)
             .map(|splat| ("crashed", splat))
-            .or_else(|| Some(("printed a splat", strict()?)))
+            .or_else(|| Some(("printed a splat", splat_if_fatal()?)))
         {
             return Err(JobError::Splat { event, console, splat });
         }
         match ended {
-            // The reason is on the console, not in the emulator's log.
+            // The console shows the reason, not the emulator's log.
             Err(CommandError::Deadline { task, seconds, .. }) => {
-                let tail = tail(&console);
+                let tail = log_tail(&console);
                 let error = CommandError::Deadline { task, seconds, log: console, tail };
                 return Err(JobError::Command(error));
             }
             other => other?,
         }
-        let report = match receive(&text) {
+        let report = match receive_report(&text) {
             Ok(Some(report)) => report,
-            Ok(None) => return Err(JobError::NoEnding { tail: tail(&console), console }),
+            Ok(None) => return Err(JobError::NoReport { tail: log_tail(&console), console }),
             Err(source) => return Err(JobError::Report { console, source }),
         };
         for (file, content) in
@@ -182,11 +180,11 @@ impl Executor {
             let path = directory.join(file);
             fs::write(&path, content).map_err(|e| CommandError::file("write", path, e))?;
         }
-        let path = directory.join(COUNTS);
+        let path = directory.join(COUNTS_FILE);
         let counts =
             fs::read_to_string(&path).map_err(|source| CountError::Missing { path, source })?;
         let segments = read_segments(&counts)?;
-        check_turns(&segments, job.hardware.longest_wait())?;
+        check_waits(&segments, job.machine.max_wait())?;
         Ok(JobOutcome { report, segments })
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The Linux guest that a job boots with `granule run`.
 //!
-//! It is either the host's kernel with [`guest_init`] as PID 1, which requires no download, or a
-//! distribution with its own kernel and disk, controlled by a script on its console.
+//! The guest is either the host's kernel with [`guest_init`] as PID 1, which requires no download,
+//! or a distribution with its own kernel and disk, controlled by a script on its console.
 
 use std::path::{Path, PathBuf};
 
@@ -12,26 +12,26 @@ use crate::host::{expect::Exchange, guest_init};
 
 /// Guest and the parameters of its boot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Guest {
+pub struct LinuxGuest {
     /// Boot files and their paths in the initramfs; empty if the guest boots the host's kernel.
     pub files: Vec<(PathBuf, &'static str)>,
     pub default_memory: Bytes,
     /// Arguments of `granule run` that depend on the guest.
     pub arguments: &'static [&'static str],
-    /// Script for the guest's console. The guest echoes sent lines, so none may contain the text
-    /// that is expected next.
+    /// Script for the guest's console. The guest echoes input, so no line may contain the next
+    /// expected text.
     pub script: Vec<Exchange>,
 }
 
-impl Guest {
+impl LinuxGuest {
     /// Path of the guest's kernel in the host's initramfs.
-    pub const IMAGE: &str = "/guest.image";
+    pub const IMAGE_PATH: &str = "/guest.image";
     /// Path of the guest's initramfs in the host's initramfs.
-    pub const INITRD: &str = "/guest.cpio";
-    const DISK: &str = "/guest.disk";
+    pub const INITRD_PATH: &str = "/guest.cpio";
+    const DISK_PATH: &str = "/guest.disk";
 
     /// Returns a guest with the host's kernel and `granule` as PID 1.
-    pub const fn own() -> Self {
+    pub const fn with_host_kernel() -> Self {
         Self {
             files: Vec::new(),
             default_memory: Bytes::mib(128),
@@ -41,25 +41,25 @@ impl Guest {
                 "--cmdline",
                 "console=ttyAMA0 quiet nokaslr norandmaps panic=-1",
                 "--init-text",
-                guest_init::INIT,
+                guest_init::INIT_STARTED,
             ],
             script: Vec::new(),
         }
     }
 
-    /// Returns a guest with `vmlinuz`, `initrd.img` and `root.img` in this directory.
+    /// Returns a guest that boots `vmlinuz`, `initrd.img` and `root.img` of a directory.
     pub fn distribution(directory: &Path) -> Self {
         let works = guest_init::CHECKS_PASSED;
         Self {
             files: vec![
-                (directory.join("vmlinuz"), Self::IMAGE),
-                (directory.join("initrd.img"), Self::INITRD),
-                (directory.join("root.img"), Self::DISK),
+                (directory.join("vmlinuz"), Self::IMAGE_PATH),
+                (directory.join("initrd.img"), Self::INITRD_PATH),
+                (directory.join("root.img"), Self::DISK_PATH),
             ],
             default_memory: Bytes::mib(256),
             arguments: &[
                 "--disk",
-                Self::DISK,
+                Self::DISK_PATH,
                 "--cmdline",
                 "console=ttyS0 root=/dev/vda rw nokaslr norandmaps panic=-1",
             ],
@@ -71,8 +71,8 @@ impl Guest {
         }
     }
 
-    /// Returns the host memory that the guest's files require: the initramfs, and the root file
-    /// system that contains its unpacked files, which may use half of the memory.
+    /// Returns the host memory that the guest's files require: once in the initramfs and once in
+    /// the root file system, which may use half of the memory.
     pub fn memory_of_files(&self) -> Bytes {
         let size = |(path, _): &(PathBuf, _)| std::fs::metadata(path).map_or(0, |file| file.len());
         let files: u64 = self.files.iter().map(size).sum();
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn no_sent_line_contains_the_next_expected_text() {
-        let script = Guest::distribution(Path::new("")).script;
+        let script = LinuxGuest::distribution(Path::new("")).script;
 
         for pair in script.windows(2) {
             assert!(!pair[0].send.contains(&pair[1].expect));

@@ -17,7 +17,7 @@ use std::{
     time::Instant,
 };
 
-use granule_types::units::counted;
+use granule_types::units::pluralize;
 
 use self::{
     execute::Executor,
@@ -30,8 +30,7 @@ use crate::{kernel::Kernel, progress::Progress, shell::Shell};
 /// Error message of a skipped job.
 pub const KERNEL_DOES_NOT_BOOT: &str = "not run: this kernel does not boot";
 
-/// Number of jobs that fail without a report of PID 1 before the kernel's other jobs are skipped as
-/// unbootable.
+/// Number of jobs without a report of PID 1 after which the other jobs of a kernel are skipped.
 const MAX_FAILED_BOOTS: usize = 2;
 
 #[derive(Debug)]
@@ -40,8 +39,7 @@ pub struct JobQueue<'a> {
     pub shell: Shell,
     pub progress: &'a Progress,
     pub run_directory: &'a RunDirectory,
-    /// Number of emulators that run in parallel.
-    pub parallel: usize,
+    pub emulator_count: usize,
 }
 
 /// Outcome of a job; `None` in a dry run, or if its kernel does not boot.
@@ -53,12 +51,12 @@ impl JobQueue<'_> {
     /// Runs every job on every kernel. A failed job does not stop the others.
     pub fn run(&self, kernels: &[Kernel], jobs: &[PlannedJob]) -> JobResults {
         let boots = jobs.len() * kernels.len();
-        self.progress.stage(format!(
+        self.progress.start_stage(format!(
             "{} on {}",
-            counted(jobs.len(), "job"),
-            counted(kernels.len(), "kernel")
+            pluralize(jobs.len(), "job"),
+            pluralize(kernels.len(), "kernel")
         ));
-        self.progress.jobs(boots);
+        self.progress.start_jobs(boots);
         let next = AtomicUsize::new(0);
         let failed_boots: Vec<_> = kernels.iter().map(|_| AtomicUsize::new(0)).collect();
         let results: JobResults =
@@ -70,23 +68,23 @@ impl JobQueue<'_> {
                 if failed_boots[kernel].load(Relaxed) >= MAX_FAILED_BOOTS {
                     continue;
                 }
-                let result = self.run_one(&kernels[kernel], &jobs[job]);
-                if let Some(Err(JobError::NoEnding { .. })) = &result {
+                let result = self.run_job(&kernels[kernel], &jobs[job]);
+                if let Some(Err(JobError::NoReport { .. })) = &result {
                     failed_boots[kernel].fetch_add(1, Relaxed);
                 }
                 results.lock().unwrap_or_else(PoisonError::into_inner)[kernel][job] = result;
             }
         };
-        let workers = if self.shell.is_dry() { 1 } else { self.parallel };
+        let workers = if self.shell.is_dry_run() { 1 } else { self.emulator_count };
         std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(worker))));
         results.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run_one(&self, kernel: &Kernel, job: &PlannedJob) -> JobResult {
+    fn run_job(&self, kernel: &Kernel, job: &PlannedJob) -> JobResult {
         let start = Instant::now();
-        let directory = self.run_directory.job(kernel, job);
+        let directory = self.run_directory.job_path(kernel, job);
         let result = self.executor.run(self.shell, kernel, job, &directory).transpose();
-        if !self.shell.is_dry() {
+        if !self.shell.is_dry_run() {
             let name = format!("{} {}", kernel.name, job.name);
             self.progress.job_done(&name, start.elapsed().as_secs_f64());
         }

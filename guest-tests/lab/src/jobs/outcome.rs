@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Outcome of a job: ending, output, results and counts of its test; and detection of kernel splats
-//! on the console.
+//! Outcome of a job: output, results and counts of its test, and kernel splats on its console.
 //!
-//! An oops or a panic always fails the job. With `--debug-kernel`, any splat of a debug checker
-//! does too: lockdep (`=====` above a title), sleep in atomic context, list corruption, poison and
-//! red-zone reports, RCU stalls, `WARNING:`.
+//! An oops or a panic always fails the job. With `--debug-kernel`, any splat fails it: lockdep
+//! (`=====` above a title), sleep in atomic context, list corruption, poison and red-zone reports,
+//! RCU stalls, `WARNING:`.
 
 use std::path::PathBuf;
 
@@ -20,10 +19,10 @@ use granule_types::{
 use thiserror::Error;
 
 use crate::{
-    command::{CommandError, indented, last_lines},
-    host::job::{Ending, JobReport, ReportError},
+    command::{CommandError, indent, last_lines},
+    host::job::{JobReport, ReportError, TestEnding},
     jobs::{
-        counts::{self, CountError, CountSegment},
+        counts::{self, CountError, SegmentLine},
         matrix::PlannedJob,
     },
 };
@@ -32,18 +31,18 @@ use crate::{
 pub enum JobError {
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The host kernel crashed, or a checker of the debug kernel printed a splat.
+    /// Crash of the host kernel, or splat of a checker of the debug kernel.
     #[error("the host kernel {event}; console: {console}\n{splat}")]
     Splat { event: &'static str, console: PathBuf, splat: String },
     #[error("the host ended without a report of PID 1; console: {console}\n{tail}")]
-    NoEnding { console: PathBuf, tail: String },
-    #[error("console: {console}")]
+    NoReport { console: PathBuf, tail: String },
+    #[error("cannot read the report of PID 1; console: {console}")]
     Report {
         console: PathBuf,
         #[source]
         source: ReportError,
     },
-    /// The test failed: the reason, and the end of its output.
+    /// Failure of the test: the reason, and the end of the test's output.
     #[error("the test {0}\n{1}")]
     Test(String, String),
     #[error("the statistics of `granule run` are invalid")]
@@ -60,19 +59,19 @@ pub enum JobError {
 #[derive(Debug)]
 pub struct JobOutcome {
     pub report: JobReport,
-    pub segments: Vec<CountSegment>,
+    pub segments: Vec<SegmentLine>,
 }
 
 impl JobOutcome {
     /// Returns the records of the test, with the counts of each phase.
     pub fn records(&self, job: &PlannedJob) -> Result<Vec<Record>, JobError> {
-        let ns = self.success()?;
-        if !job.job.foreign {
+        let ns = self.passed_duration()?;
+        if !job.job.has_unmarked_program {
             let mut records = read_records(&self.report.results).map_err(JobError::Results)?;
-            counts::merge(&self.segments, &mut records)?;
+            counts::merge_counts(&self.segments, &mut records)?;
             return Ok(records);
         }
-        // The kernel's test does not describe its host, so the description is that of PID 1.
+        // PID 1 describes the host, because the kernel's test does not.
         let host = self.report.host.clone().unwrap_or_default();
         let mut records = page_table_records(&self.report.stdout).map_err(JobError::Log)?;
         for record in &mut records {
@@ -80,23 +79,23 @@ impl JobOutcome {
             record.config.seed = job.job.seed;
         }
         if let Some(first) = records.first() {
-            let mut whole = [Record { phase: Phase::Whole, ns, ..first.clone() }];
-            counts::merge(&self.segments, &mut whole)?;
+            let mut whole = [Record { phase: Phase::WholeRun, ns, ..first.clone() }];
+            counts::merge_counts(&self.segments, &mut whole)?;
             records.extend(whole);
         }
         Ok(records)
     }
 
     /// Returns the duration of the test if it succeeded.
-    pub fn success(&self) -> Result<Nanoseconds, JobError> {
+    pub fn passed_duration(&self) -> Result<Nanoseconds, JobError> {
         match &self.report.ending {
-            Ending::Exited { code: 0, ns } => Ok(*ns),
-            other => Err(self.failure(describe(other))),
+            TestEnding::Exited { code: 0, ns } => Ok(*ns),
+            other => Err(self.test_error(describe_ending(other))),
         }
     }
 
-    /// Returns the error for a test that failed for this reason.
-    pub fn failure(&self, reason: String) -> JobError {
+    /// Returns the error of a failed test, with the end of its output.
+    pub fn test_error(&self, reason: String) -> JobError {
         let JobReport { stdout, stderr, .. } = &self.report;
         let lines: Vec<&str> = stdout.lines().chain(stderr.lines()).collect();
         JobError::Test(reason, last_lines(&lines))
@@ -104,22 +103,23 @@ impl JobOutcome {
 }
 
 /// Formats an ending as the predicate of "the test".
-pub fn describe(ending: &Ending) -> String {
+pub fn describe_ending(ending: &TestEnding) -> String {
     match ending {
-        Ending::Exited { code, .. } => format!("exited with code {code}"),
-        Ending::Killed { signal } => format!("was killed by signal {signal}"),
-        Ending::Deadline { seconds } => {
+        TestEnding::Exited { code, .. } => format!("exited with code {code}"),
+        TestEnding::Killed { signal } => format!("was killed by signal {signal}"),
+        TestEnding::Deadline { seconds } => {
             format!("exceeded its deadline of {seconds} s virtual time")
         }
-        Ending::ShortPool { page, required, available } => format!(
-            "requires {required} huge pages of {}, the emulated host has {available}: increase --memory",
-            Bytes(*page)
+        TestEnding::PoolTooSmall { page_size, required_pages, available_pages } => format!(
+            "requires {required_pages} huge pages of {}, the emulated host has {available_pages}: \
+             increase --memory",
+            Bytes(*page_size)
         ),
-        Ending::Init { error } => format!("could not be started: {error}"),
+        TestEnding::InitFailed { error } => format!("could not be started: {error}"),
     }
 }
 
-const OOPSES: [&str; 4] = [
+const OOPS_MESSAGES: [&str; 4] = [
     "Kernel panic - not syncing",
     "Internal error: Oops",
     "Unable to handle kernel ",
@@ -127,7 +127,7 @@ const OOPSES: [&str; 4] = [
 ];
 
 /// Messages of debug checkers.
-const SPLATS: [&str; 14] = [
+const SPLAT_MESSAGES: [&str; 14] = [
     "BUG: ",
     "WARNING: ",
     "INFO: possible ",
@@ -145,14 +145,15 @@ const SPLATS: [&str; 14] = [
 ];
 
 /// Returns the first oops or panic with the lines after it.
-pub fn oops(console: &str) -> Option<String> {
-    find(console, |line| OOPSES.iter().any(|word| line.contains(word)))
+pub fn find_oops(console: &str) -> Option<String> {
+    find_with_context(console, |line| OOPS_MESSAGES.iter().any(|word| line.contains(word)))
 }
 
 /// Returns the first splat of any kind with the lines after it.
-pub fn any_splat(console: &str) -> Option<String> {
-    find(console, |line| {
-        OOPSES.iter().chain(&SPLATS).any(|word| line.contains(word)) || is_separator(line)
+pub fn find_splat(console: &str) -> Option<String> {
+    find_with_context(console, |line| {
+        OOPS_MESSAGES.iter().chain(&SPLAT_MESSAGES).any(|word| line.contains(word))
+            || is_separator(line)
     })
 }
 
@@ -162,11 +163,11 @@ fn is_separator(line: &str) -> bool {
     text.len() >= 20 && text.bytes().all(|byte| byte == b'=')
 }
 
-fn find(console: &str, matches: impl Fn(&str) -> bool) -> Option<String> {
+fn find_with_context(console: &str, matches: impl Fn(&str) -> bool) -> Option<String> {
     let mut lines = console.lines().map(|line| line.trim_end_matches('\r'));
     let first = lines.find(|line| matches(line))?;
     let shown: Vec<&str> = std::iter::once(first).chain(lines.take(19)).collect();
-    Some(indented(&shown))
+    Some(indent(&shown))
 }
 
 #[cfg(test)]
@@ -179,7 +180,7 @@ mod tests {
                        [    0.000000] Spectre-v4 mitigation disabled by command-line option\r\n\
                        [    0.063046] kvm [1]: Hyp mode initialized successfully\r\n";
 
-        assert_eq!(any_splat(console), None);
+        assert_eq!(find_splat(console), None);
     }
 
     #[test]
@@ -195,7 +196,7 @@ mod tests {
         ] {
             let console = format!("[ 0.5] fine\n{line}\nmore\n");
 
-            let found = any_splat(&console).unwrap();
+            let found = find_splat(&console).unwrap();
 
             assert!(found.contains(line) && found.contains("more"), "{line}");
             assert!(!found.contains("fine"));
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_warning_is_not_an_oops() {
-        assert_eq!(oops("WARNING: x"), None);
-        assert!(oops("[ 1.0] Kernel panic - not syncing: Attempted to kill init!").is_some());
+        assert_eq!(find_oops("WARNING: x"), None);
+        assert!(find_oops("[ 1.0] Kernel panic - not syncing: Attempted to kill init!").is_some());
     }
 }

@@ -4,7 +4,7 @@
 //! ```text
 //! lab-runs/NAME/
 //!   comparison.txt          the printed report
-//!   report.html             the HTML report; that of one patch is in the directory of its kernel
+//!   report.html             the HTML report; a patch has one in the directory of its kernel
 //!   KERNEL/                 `base`, the name of a series …: an input of `granule compare`
 //!     kernel.json           series, SHA-256 of the image
 //!     config                configuration of the kernel
@@ -12,7 +12,7 @@
 //!     JOB/                  one boot: see `execute`
 //! ```
 //!
-//! Except for paths in command lines, the contents are independent of time and place of the run.
+//! Except for paths in command lines, the contents do not depend on time or machine.
 
 use std::{
     fs, io,
@@ -41,7 +41,7 @@ impl RunDirectory {
     pub fn create(shell: Shell, path: &Path, kernels: &[Kernel]) -> Result<Self, CommandError> {
         let path = absolute(path)?;
         let in_use = fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
-        if in_use && !shell.is_dry() {
+        if in_use && !shell.is_dry_run() {
             let in_use = io::Error::new(
                 io::ErrorKind::AlreadyExists,
                 "it is not empty; remove it or set another one with --out",
@@ -50,7 +50,7 @@ impl RunDirectory {
         }
         let run_directory = Self { path };
         for kernel in kernels {
-            let directory = run_directory.kernel(kernel);
+            let directory = run_directory.kernel_path(kernel);
             shell.create_dir(&directory)?;
             let description = serde_json::json!({
                 "name": kernel.name,
@@ -69,19 +69,19 @@ impl RunDirectory {
         &self.path
     }
 
-    fn kernel(&self, kernel: &Kernel) -> PathBuf {
+    fn kernel_path(&self, kernel: &Kernel) -> PathBuf {
         self.path.join(&kernel.name)
     }
 
-    pub fn job(&self, kernel: &Kernel, job: &PlannedJob) -> PathBuf {
-        self.kernel(kernel).join(&job.name)
+    pub fn job_path(&self, kernel: &Kernel, job: &PlannedJob) -> PathBuf {
+        self.kernel_path(kernel).join(&job.name)
     }
 
-    pub fn results(&self, kernel: &Kernel) -> PathBuf {
-        self.kernel(kernel).join("results.jsonl")
+    pub fn results_path(&self, kernel: &Kernel) -> PathBuf {
+        self.kernel_path(kernel).join("results.jsonl")
     }
 
-    /// Writes all records and reports each failed job; returns whether a job failed.
+    /// Writes all records and prints the error of each failed job; returns whether a job failed.
     pub fn write_records(
         &self,
         kernels: &[Kernel],
@@ -103,11 +103,11 @@ impl RunDirectory {
                     None => KERNEL_DOES_NOT_BOOT.to_owned(),
                 };
                 failed = true;
-                progress.note(&format!("{} {}: {error}", kernel.name, job.name));
+                progress.print_note(&format!("{} {}: {error}", kernel.name, job.name));
             }
             if !all.is_empty() {
                 any = true;
-                write(&self.results(kernel), &record_lines(&all)?)?;
+                write(&self.results_path(kernel), &record_lines(&all)?)?;
             }
         }
         if any {
@@ -123,10 +123,10 @@ impl RunDirectory {
         write(&self.path.join("comparison.txt"), report)
     }
 
-    /// Writes the HTML report of the run, or the report of a patch to the directory of its kernel.
-    /// Returns the path.
+    /// Writes the HTML report of the run, or of a patch in the directory of its kernel. Returns its
+    /// path.
     pub fn write_html(&self, patch: Option<&Kernel>, html: &str) -> Result<PathBuf, CommandError> {
-        let directory = patch.map_or_else(|| self.path.clone(), |kernel| self.kernel(kernel));
+        let directory = patch.map_or_else(|| self.path.clone(), |kernel| self.kernel_path(kernel));
         let path = directory.join("report.html");
         write(&path, html)?;
         Ok(path)

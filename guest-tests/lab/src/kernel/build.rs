@@ -7,9 +7,8 @@
 //! ```
 //!
 //! A key is the hash of the inputs: source, patches, configuration fragments, compiler. The build
-//! of a patched kernel starts from a copy of the base's objects, so that `make` compiles only files
-//! that depend on patched ones. Only patched files are newer than the copied objects, because
-//! [`worktree`] restores the original times when it reverts patches.
+//! of a patched kernel starts with a copy of the base's objects. [`worktree`] restores the times of
+//! files when it reverts patches, so `make` compiles only files that depend on patched ones.
 
 use std::{
     collections::BTreeMap,
@@ -21,18 +20,18 @@ use crate::{
     command::{Command, CommandError},
     kernel::{
         image::Kernel,
-        series::{Patch, Stack},
+        series::{Patch, PatchStack},
         sources::Tree,
         worktree,
     },
-    shell::{self, Shell, partial, sha256},
+    shell::{self, Shell, partial_path, sha256},
 };
 
 /// Prefix of the cross compiler, and of Debian's native compiler.
 const CROSS_COMPILE: &str = "aarch64-linux-gnu-";
 
 #[derive(Debug)]
-pub struct Builder<'a> {
+pub struct KernelBuilder<'a> {
     shell: Shell,
     cache: &'a Path,
     tree: &'a Tree,
@@ -41,8 +40,8 @@ pub struct Builder<'a> {
     compiler: String,
 }
 
-impl<'a> Builder<'a> {
-    /// Returns a builder for a tree and configuration fragments; later fragments take precedence.
+impl<'a> KernelBuilder<'a> {
+    /// Returns a builder for a tree and configuration fragments. Later fragments take precedence.
     pub fn new(
         shell: Shell,
         cache: &'a Path,
@@ -57,13 +56,13 @@ impl<'a> Builder<'a> {
             .arg("--version")
             .query();
         let compiler = match version {
-            Err(_) if shell.is_dry() => String::new(),
+            Err(_) if shell.is_dry_run() => String::new(),
             version => version?.lines().next().unwrap_or_default().to_owned(),
         };
         Ok(Self { shell, cache, tree, fragments, fragment_texts, compiler })
     }
 
-    fn key(&self, patches: &[Patch]) -> String {
+    fn cache_key(&self, patches: &[Patch]) -> String {
         let mut inputs = format!("{}\n{}\n", self.tree.id, self.compiler).into_bytes();
         for fragment in &self.fragment_texts {
             inputs.extend(sha256(fragment.as_bytes()).bytes());
@@ -75,19 +74,22 @@ impl<'a> Builder<'a> {
     }
 
     /// Returns whether the cache contains the kernel of a stack.
-    pub fn is_built(&self, stack: &Stack) -> bool {
+    pub fn is_built(&self, stack: &PatchStack) -> bool {
         self.kernel_dir(&stack.patches).join("Image").is_file()
     }
 
     fn kernel_dir(&self, patches: &[Patch]) -> PathBuf {
-        self.cache.join("kernels").join(self.key(patches))
+        self.cache.join("kernels").join(self.cache_key(patches))
     }
 
-    /// Builds the kernel of a stack, unless it is in the cache. Returns it with the configuration
-    /// symbols whose value differs from the fragments.
-    pub fn kernel(&self, stack: &Stack) -> Result<(Kernel, Vec<Mismatch>), LabError> {
+    /// Builds the kernel of a stack, unless it is cached. Returns the kernel and the configuration
+    /// symbols that differ from the fragments.
+    pub fn build_kernel(
+        &self,
+        stack: &PatchStack,
+    ) -> Result<(Kernel, Vec<ConfigMismatch>), LabError> {
         let failed = |source| {
-            let message = format!("the kernel '{}' was not built", stack.name);
+            let message = format!("cannot build the kernel '{}'", stack.name);
             LabError::Failed { message, source }
         };
         let directory = self.kernel_dir(&stack.patches);
@@ -96,8 +98,8 @@ impl<'a> Builder<'a> {
             self.build(&stack.patches).map_err(failed)?;
         }
         let series = Some(stack.series.clone());
-        if self.shell.is_dry() && !image.is_file() {
-            let planned = Kernel::planned(stack.name.clone(), image, series);
+        if self.shell.is_dry_run() && !image.is_file() {
+            let planned = Kernel::placeholder(stack.name.clone(), image, series);
             return Ok((planned, Vec::new()));
         }
         let config = shell::read(&directory.join("config")).map_err(failed)?;
@@ -106,7 +108,7 @@ impl<'a> Builder<'a> {
         let required: Vec<&str> = mismatches
             .iter()
             .map(|(symbol, _)| symbol.as_str())
-            .filter(|symbol| REQUIRED.contains(symbol))
+            .filter(|symbol| REQUIRED_SYMBOLS.contains(symbol))
             .collect();
         if !required.is_empty() {
             return Err(LabError::Unusable(format!(
@@ -121,12 +123,12 @@ impl<'a> Builder<'a> {
 
     fn build(&self, patches: &[Patch]) -> Result<(), CommandError> {
         let shell = self.shell;
-        let base = self.cache.join("objects").join(self.key(&[]));
-        let base_done = self.kernel_dir(&[]).join("Image").is_file();
-        if patches.is_empty() || !base_done || !base.join("vmlinux").is_file() {
+        let base = self.cache.join("objects").join(self.cache_key(&[]));
+        let base_is_built = self.kernel_dir(&[]).join("Image").is_file();
+        if patches.is_empty() || !base_is_built || !base.join("vmlinux").is_file() {
             worktree::switch_to(shell, self.tree, &[])?;
             self.compile(&base)?;
-            self.publish(&base, &[])?;
+            self.store_kernel(&base, &[])?;
         }
         if patches.is_empty() {
             return Ok(());
@@ -139,9 +141,9 @@ impl<'a> Builder<'a> {
         shell.run(&copy)?;
         worktree::switch_to(shell, self.tree, patches)?;
         let compiled = self.compile(&objects);
-        worktree::restore(shell, self.tree)?;
+        worktree::revert(shell, self.tree)?;
         compiled?;
-        self.publish(&objects, patches)?;
+        self.store_kernel(&objects, patches)?;
         shell.remove_dir(&objects)
     }
 
@@ -171,14 +173,14 @@ impl<'a> Builder<'a> {
             shell.run(&make("configuring", &["olddefconfig"]))?;
             shell.write(&configured, "")?;
         }
-        shell.run(&make("compiling", &[&format!("-j{}", jobs()), "Image"]))
+        shell.run(&make("compiling", &[&format!("-j{}", parallel_jobs()), "Image"]))
     }
 
     /// Copies the results of a build into the cache, atomically.
-    fn publish(&self, objects: &Path, patches: &[Patch]) -> Result<(), CommandError> {
+    fn store_kernel(&self, objects: &Path, patches: &[Patch]) -> Result<(), CommandError> {
         let shell = self.shell;
         let directory = self.kernel_dir(patches);
-        let partial = partial(&directory);
+        let partial = partial_path(&directory);
         shell.remove_dir(&partial)?;
         shell.create_dir(&partial)?;
         for (from, to) in [
@@ -194,8 +196,8 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Returns the `make` command of an arm64 kernel tree, with fixed values for build properties that
-/// the image contains and that vary between machines.
+/// Returns the `make` command for an arm64 kernel tree. Build properties in the image that vary
+/// between machines have fixed values.
 pub fn make(task: &str, tree: &Path) -> Command {
     Command::new(task, "make")
         .env("KBUILD_BUILD_TIMESTAMP", "2000-01-01")
@@ -210,13 +212,12 @@ pub fn make(task: &str, tree: &Path) -> Command {
 }
 
 /// Returns the number of parallel compilers: one for each CPU.
-pub fn jobs() -> usize {
+pub fn parallel_jobs() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Configuration symbols that the host requires to boot, test and report. A version may lack other
-/// symbols.
-const REQUIRED: [&str; 14] = [
+/// Configuration symbols without which the host cannot boot, run the test or send its report.
+const REQUIRED_SYMBOLS: [&str; 14] = [
     "CONFIG_KVM",
     "CONFIG_VIRTUALIZATION",
     "CONFIG_SMP",
@@ -233,14 +234,14 @@ const REQUIRED: [&str; 14] = [
     "CONFIG_TRANSPARENT_HUGEPAGE",
 ];
 
-/// Configuration symbol whose value differs from the requested one, and a message about it.
-pub type Mismatch = (String, String);
+/// Configuration symbol that differs from the fragments, and a message about it.
+pub type ConfigMismatch = (String, String);
 
-/// Returns the symbols whose value in `config` differs from that in the last fragment with them.
-fn mismatches(fragments: &[impl AsRef<str>], config: &str) -> Vec<Mismatch> {
+/// Returns the symbols whose values in `config` and in the fragments differ.
+fn mismatches(fragments: &[impl AsRef<str>], config: &str) -> Vec<ConfigMismatch> {
     let requested: BTreeMap<_, _> =
-        fragments.iter().flat_map(|fragment| settings(fragment.as_ref())).collect();
-    let actual = settings(config);
+        fragments.iter().flat_map(|fragment| parse_config(fragment.as_ref())).collect();
+    let actual = parse_config(config);
     let mismatch = |(symbol, requested): (&str, &str)| {
         let actual = actual.get(symbol).copied().unwrap_or("n");
         let message = format!("{symbol} is {actual} instead of {requested}");
@@ -250,7 +251,7 @@ fn mismatches(fragments: &[impl AsRef<str>], config: &str) -> Vec<Mismatch> {
 }
 
 /// Parses `CONFIG_X=value`, and `# CONFIG_X is not set` as `n`.
-fn settings(text: &str) -> BTreeMap<&str, &str> {
+fn parse_config(text: &str) -> BTreeMap<&str, &str> {
     text.lines()
         .filter_map(|line| match line.strip_prefix("# ") {
             Some(comment) => Some((comment.strip_suffix(" is not set")?, "n")),
@@ -278,6 +279,7 @@ mod tests {
             ("CONFIG_NR_CPUS", "CONFIG_NR_CPUS is 64 instead of 128"),
         ];
         assert_eq!(found, expected.map(|(symbol, text)| (symbol.to_owned(), text.to_owned())));
-        assert!(REQUIRED.contains(&"CONFIG_KVM") && !REQUIRED.contains(&"CONFIG_NR_CPUS"));
+        assert!(REQUIRED_SYMBOLS.contains(&"CONFIG_KVM"));
+        assert!(!REQUIRED_SYMBOLS.contains(&"CONFIG_NR_CPUS"));
     }
 }

@@ -25,7 +25,7 @@ use crate::{
         series::{DEFAULT_SERIES, all_patches},
         worktree,
     },
-    options::{Kernels, Locations, version},
+    options::{KernelOptions, Locations, parse_version},
     shell::{self, Shell, absolute},
 };
 
@@ -33,7 +33,7 @@ use crate::{
 #[derive(Debug, Clone, clap::Args)]
 pub struct HostPackages {
     /// Linux version of the base
-    #[arg(long, default_value = "5.10", value_name = "VERSION", value_parser = version)]
+    #[arg(long, default_value = "5.10", value_name = "VERSION", value_parser = parse_version)]
     base: String,
     /// Series to apply
     #[arg(long, default_value = DEFAULT_SERIES, value_name = "NAME")]
@@ -47,12 +47,12 @@ pub struct HostPackages {
     /// Output directory
     #[arg(long, value_name = "DIR", default_value = "host-kernels")]
     out: PathBuf,
-    /// Compilers at a time [default: one for each CPU]
+    /// Number of parallel compilers [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     jobs: Option<u32>,
     /// Build only this kernel
-    #[arg(long, value_name = "KERNEL", value_enum)]
-    only: Option<HostKernel>,
+    #[arg(long = "only", value_name = "KERNEL", value_enum)]
+    only_kernel: Option<HostKernel>,
     /// Print the build as shell and execute nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -60,7 +60,7 @@ pub struct HostPackages {
     locations: Locations,
 }
 
-/// A kernel for a server.
+/// Variant of the host kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum HostKernel {
     /// The base
@@ -69,7 +69,7 @@ enum HostKernel {
     Series,
 }
 
-/// Build tools, with their Debian package if its name differs.
+/// Build tools, each with the Debian package if its name differs.
 const TOOLS: &str = "make gcc bc flex bison rsync cpio patch perl python3 fakeroot depmod:kmod \
                      dpkg-buildpackage:dpkg-dev";
 const CROSS_COMPILER: &str = "aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu";
@@ -87,7 +87,7 @@ impl HostPackages {
         let patches = all_patches(&linux, &self.base, &self.series)?;
         let cross = !cfg!(target_arch = "aarch64");
         if cross && self.config.is_none() {
-            return unusable(
+            return refuse(
                 "this machine is not arm64: set the configuration of an arm64 server with --config",
             );
         }
@@ -104,7 +104,7 @@ impl HostPackages {
         for (kernel, name, patches) in
             [(HostKernel::Plain, "plain", &[][..]), (HostKernel::Series, &self.series, &patches)]
         {
-            if self.only.is_some_and(|only| only != kernel) {
+            if self.only_kernel.is_some_and(|only| only != kernel) {
                 continue;
             }
             let directory = out.join(name);
@@ -114,12 +114,11 @@ impl HostPackages {
             self.copy_source(shell, &cache, &tree)?;
             worktree::apply(shell, &tree, patches, &directory.join("patch.log"))?;
             self.compile(shell, (name, &directory), &config, cross)?;
-            packages.extend(images(&directory));
+            packages.extend(image_packages(&directory));
         }
         Ok(packages)
     }
 
-    /// Returns the path and the content of the configuration.
     fn configuration(&self) -> Result<(PathBuf, String), LabError> {
         let (path, text) = match &self.config {
             Some(path) => {
@@ -131,15 +130,21 @@ impl HostPackages {
         };
         let has = |setting: &str| text.lines().any(|line| line == setting);
         if !has("CONFIG_ARM64=y") {
-            return unusable(format!("{} is not an arm64 configuration", path.display()));
+            return refuse(format!(
+                "{} is not an arm64 configuration: set one with --config",
+                path.display()
+            ));
         }
         if !has("CONFIG_KVM=y") {
-            return unusable(format!("{} has no CONFIG_KVM=y", path.display()));
+            return refuse(format!(
+                "{} has no CONFIG_KVM=y: set the configuration of a KVM host with --config",
+                path.display()
+            ));
         }
         Ok((path, text))
     }
 
-    /// Copies the source. The cache is locked meanwhile, because the lab patches its tree in place.
+    /// Copies the source. Locks the cache, because runs of the lab patch its tree in place.
     fn copy_source(&self, shell: Shell, cache: &Path, tree: &Path) -> Result<(), LabError> {
         let copy = |source: &Path| {
             let copy = Command::new("copying the source", "cp")
@@ -150,16 +155,16 @@ impl HostPackages {
         if let Some(source) = &self.source {
             return Ok(copy(source)?);
         }
-        let _lock = super::lock(shell, cache)?;
-        let source = super::plain_tree(shell, cache, &Kernels::of_base(&self.base))?;
+        let _lock = super::lock_cache(shell, cache)?;
+        let source = super::base_tree(shell, cache, &KernelOptions::of_base(&self.base))?;
         if !self.dry_run {
             check_source(&source, &self.base)?;
         }
         Ok(copy(&source)?)
     }
 
-    /// Configures and builds the packages. The distribution's signing keys, which are not public,
-    /// and debug data, which takes tens of gigabytes, are disabled.
+    /// Configures and builds the packages, without the distribution's signing keys, which are not
+    /// public, and without debug information, which takes tens of gigabytes.
     fn compile(
         &self,
         shell: Shell,
@@ -196,20 +201,21 @@ impl HostPackages {
                 .log(&log);
             shell.run(&make)
         };
-        if !shell.is_dry() {
+        if !shell.is_dry_run() {
             eprintln!("host-kernel: building '{name}'; log: {}", log.display());
         }
         make("configuring", &["olddefconfig"])?;
-        let jobs = self.jobs.map_or_else(|| build::jobs().to_string(), |jobs| jobs.to_string());
+        let jobs =
+            self.jobs.map_or_else(|| build::parallel_jobs().to_string(), |jobs| jobs.to_string());
         make("building the packages", &[&format!("-j{jobs}"), "bindeb-pkg"])
     }
 }
 
-fn unusable<T>(reason: impl Into<String>) -> Result<T, LabError> {
+fn refuse<T>(reason: impl Into<String>) -> Result<T, LabError> {
     Err(LabError::Unusable(reason.into()))
 }
 
-/// Checks for all tools before the build, so that one error lists all missing ones.
+/// Checks for all tools before the build, so that one error lists all missing packages.
 fn check_tools(cross: bool) -> Result<(), LabError> {
     let path = env::var_os("PATH").unwrap_or_default();
     let directories: Vec<PathBuf> =
@@ -224,11 +230,10 @@ fn check_tools(cross: bool) -> Result<(), LabError> {
     missing.extend(headers.map(|(_, package)| *package));
     match missing.as_slice() {
         [] => Ok(()),
-        _ => unusable(format!("missing packages: run sudo apt-get install {}", missing.join(" "))),
+        _ => refuse(format!("missing packages: run sudo apt-get install {}", missing.join(" "))),
     }
 }
 
-/// Returns the configuration of the running kernel.
 fn running_config() -> Result<(PathBuf, String), LabError> {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy();
@@ -240,7 +245,7 @@ fn running_config() -> Result<(PathBuf, String), LabError> {
     let text = Command::new("reading the configuration", "zcat").arg(&compressed).query();
     match text {
         Ok(text) => Ok((compressed, text)),
-        Err(_) => unusable(format!(
+        Err(_) => refuse(format!(
             "cannot read {} or /proc/config.gz: set the configuration with --config",
             path.display()
         )),
@@ -250,7 +255,10 @@ fn running_config() -> Result<(PathBuf, String), LabError> {
 fn check_source(tree: &Path, base: &str) -> Result<(), LabError> {
     let makefile = fs::read_to_string(tree.join("Makefile"));
     let (Ok(makefile), true) = (makefile, tree.join("arch/arm64").is_dir()) else {
-        return unusable(format!("'{}' is not a Linux source tree", tree.display()));
+        return refuse(format!(
+            "'{}' is not a Linux source tree: set one with --source",
+            tree.display()
+        ));
     };
     let number = |name: &str| {
         let mut lines = makefile.lines();
@@ -259,22 +267,22 @@ fn check_source(tree: &Path, base: &str) -> Result<(), LabError> {
     let found = format!("{}.{}", number("VERSION"), number("PATCHLEVEL"));
     if found != base {
         let tree = tree.display();
-        return unusable(format!("'{tree}' is Linux {found}, but the series is for {base}"));
+        return refuse(format!(
+            "'{tree}' is Linux {found}, but the series is for {base}: set --base or --source"
+        ));
     }
     if tree.join("vmlinux").exists() {
         let tree = tree.display();
-        return unusable(format!(
-            "'{tree}' contains build results: set a clean tree with --source"
-        ));
+        return refuse(format!("'{tree}' contains build results: set a clean tree with --source"));
     }
     Ok(())
 }
 
-/// Returns the kernel image packages, except those with debug data.
-fn images(directory: &Path) -> Vec<PathBuf> {
+/// Returns the kernel image packages without debug information.
+fn image_packages(directory: &Path) -> Vec<PathBuf> {
     let image = |name: &String| {
         name.starts_with("linux-image-") && name.ends_with(".deb") && !name.contains("-dbg")
     };
-    let names = shell::entries(directory).into_iter().filter(image);
+    let names = shell::sorted_entries(directory).into_iter().filter(image);
     names.map(|name| directory.join(name)).collect()
 }

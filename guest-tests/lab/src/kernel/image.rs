@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Magic number of an arm64 image and its offset (`Documentation/arch/arm64/booting.rst`, 4).
-const MAGIC: &[u8] = b"ARM\x64";
+const IMAGE_MAGIC: &[u8] = b"ARM\x64";
 const MAGIC_OFFSET: usize = 0x38;
 
 #[derive(Debug, Clone, Default)]
@@ -40,7 +40,7 @@ impl Kernel {
         series: Option<Vec<Series>>,
     ) -> Result<Self, CommandError> {
         let content = shell::read(image)?;
-        if content.get(MAGIC_OFFSET..MAGIC_OFFSET + MAGIC.len()) != Some(MAGIC) {
+        if content.get(MAGIC_OFFSET..MAGIC_OFFSET + IMAGE_MAGIC.len()) != Some(IMAGE_MAGIC) {
             let not_image = io::Error::new(
                 io::ErrorKind::InvalidData,
                 "it is not an arm64 kernel image: pass an uncompressed Image, as a build leaves it \
@@ -71,14 +71,13 @@ impl Kernel {
     }
 
     /// Returns the kernel of a dry run, which does not exist yet.
-    pub fn planned(name: String, image: PathBuf, series: Option<Vec<Series>>) -> Self {
+    pub fn placeholder(name: String, image: PathBuf, series: Option<Vec<Series>>) -> Self {
         Self { name, image, image_sha256: "SHA256".to_owned(), series, ..Self::default() }
     }
 }
 
-/// Name of each count, and its function's names in different kernel versions, in order of
-/// preference.
-const FUNCTIONS: [(&str, &[&str]); 7] = [
+/// Name of each count, and the names of its function in different kernel versions.
+const COUNTED_FUNCTIONS: [(&str, &[&str]); 7] = [
     ("guest_aborts", &["kvm_handle_guest_abort"]),
     ("page_lookups", &["__gfn_to_pfn_memslot", "__kvm_faultin_pfn"]),
     ("notifier_unmaps", &["kvm_unmap_hva_range", "kvm_unmap_gfn_range"]),
@@ -97,7 +96,7 @@ pub fn counted_functions(system_map: &str) -> Vec<(String, u64)> {
             (words.nth(1)? == name).then_some(address)
         })
     };
-    FUNCTIONS
+    COUNTED_FUNCTIONS
         .iter()
         .filter_map(|(name, functions)| {
             let address = functions.iter().find_map(|function| address(function))?;
@@ -111,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_is_found_by_its_name_in_either_kernel() {
+    fn a_function_is_found_by_its_names_in_different_kernels() {
         let old = "ffff800010000000 T _text\nffff80001002eeb0 T kvm_unmap_hva_range\n";
         let new = "ffff80001002eeb8 T kvm_unmap_gfn_range\n\nffff8000ffffffff A\n";
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Preparation before the first boot: downloads a Linux version, applies series, and builds
-//! bootable kernels, all in the cache.
+//! Prepares the kernels of a run in the cache: downloads a Linux version, applies series, and
+//! builds images and tests.
 //!
 //! ```text
 //! source_package ─ sources ─┬─ worktree ─ build ─ image
@@ -25,14 +25,14 @@ use std::{
 };
 
 use self::{
-    build::Builder,
+    build::KernelBuilder,
     selftests::Invocation,
     series::{DEFAULT_SERIES, stacks},
 };
 use crate::{
     LabError,
     command::CommandError,
-    options::{Kernels, Options, Paths, Test},
+    options::{KernelOptions, Options, Paths, TestProgram},
     progress::Progress,
     shell::{Shell, absolute},
 };
@@ -40,9 +40,9 @@ use crate::{
 pub use image::Kernel;
 
 /// Locks the cache until the file is dropped; waits while another run holds the lock.
-pub fn lock(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> {
+pub fn lock_cache(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> {
     shell.create_dir(cache)?;
-    if shell.is_dry() {
+    if shell.is_dry_run() {
         return Ok(None);
     }
     let failed = |error| CommandError::file("lock the cache", cache, error);
@@ -54,16 +54,16 @@ pub fn lock(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> {
     Ok(Some(file))
 }
 
-/// Fetches and unpacks the source. Returns its unpatched tree.
-pub fn fetch(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, LabError> {
-    let _lock = lock(shell, cache)?;
-    plain_tree(shell, cache, kernels)
+/// Fetches and unpacks the source of the base. Returns its unpatched tree.
+pub fn fetch(shell: Shell, cache: &Path, kernels: &KernelOptions) -> Result<PathBuf, LabError> {
+    let _lock = lock_cache(shell, cache)?;
+    base_tree(shell, cache, kernels)
 }
 
-/// Like [`fetch`], but the caller has locked the cache.
-pub fn plain_tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, LabError> {
-    let tree = sources::tree(shell, cache, kernels)?;
-    worktree::restore(shell, &tree)?;
+/// Fetches the source as [`fetch`] does, for a caller that holds the lock of the cache.
+pub fn base_tree(shell: Shell, cache: &Path, kernels: &KernelOptions) -> Result<PathBuf, LabError> {
+    let tree = sources::cached_tree(shell, cache, kernels)?;
+    worktree::revert(shell, &tree)?;
     Ok(tree.path)
 }
 
@@ -75,45 +75,45 @@ pub fn prepare(
 ) -> Result<(Vec<Kernel>, Vec<Invocation>), LabError> {
     let images = &options.kernels.images;
     let test = options.matrix.test();
-    let has_kernel_test = matches!(test, Test::KernelPageTableTest | Test::Selftests);
+    let has_kernel_test = matches!(test, TestProgram::KernelPageTableTest | TestProgram::Selftests);
     if !images.is_empty() && !has_kernel_test {
         return Ok((open_images(images)?, Vec::new()));
     }
-    let _lock = lock(shell, &paths.cache)?;
+    let _lock = lock_cache(shell, &paths.cache)?;
     let tests = match has_kernel_test {
-        true => kernel_tests(shell, options, &paths.cache, progress)?,
+        true => build_tests(shell, options, &paths.cache, progress)?,
         false => Vec::new(),
     };
     let kernels = match images.as_slice() {
-        [] => built(shell, &options.kernels, paths, progress)?,
+        [] => build_kernels(shell, &options.kernels, paths, progress)?,
         images => open_images(images)?,
     };
     Ok((kernels, tests))
 }
 
-fn kernel_tests(
+fn build_tests(
     shell: Shell,
     Options { kernels, matrix, .. }: &Options,
     cache: &Path,
     progress: &Progress,
 ) -> Result<Vec<Invocation>, LabError> {
     let (suite, invocations) = match matrix.test() {
-        Test::KernelPageTableTest => {
+        TestProgram::KernelPageTableTest => {
             let program = PathBuf::from(selftests::PAGE_TABLE_TEST);
             (&selftests::LINUX_6_1, vec![(program, Vec::new())])
         }
         _ => {
-            let suite = selftests::suite(&kernels.base);
+            let suite = selftests::suite_for_base(&kernels.base);
             (suite, suite.invocations(&matrix.selftest)?)
         }
     };
-    progress.stage(format!("tests of Linux {}", suite.version));
-    let source = if kernels.base == suite.version {
-        kernels.clone()
-    } else {
-        Kernels { base: suite.version.to_owned(), source: None, suite: None, ..kernels.clone() }
-    };
-    let tree = sources::tree(shell, cache, &source)?;
+    progress.start_stage(format!("tests of Linux {}", suite.version));
+    let mut source = kernels.clone();
+    if kernels.base != suite.version {
+        source = KernelOptions { source: None, suite: None, ..source };
+        suite.version.clone_into(&mut source.base);
+    }
+    let tree = sources::cached_tree(shell, cache, &source)?;
     let directory = suite.build(shell, cache, &tree)?;
     Ok(invocations
         .into_iter()
@@ -133,32 +133,32 @@ fn open_images(images: &[PathBuf]) -> Result<Vec<Kernel>, LabError> {
     images.iter().enumerate().map(kernel).collect()
 }
 
-fn built(
+fn build_kernels(
     shell: Shell,
-    kernels: &Kernels,
+    kernels: &KernelOptions,
     paths: &Paths,
     progress: &Progress,
 ) -> Result<Vec<Kernel>, LabError> {
     let linux = &paths.linux;
     let mut request = kernels.clone();
     if request.series.is_empty() {
-        request.series = series::names(linux, &kernels.base);
+        request.series = series::series_names(linux, &kernels.base);
         request.series.retain(|name| name == DEFAULT_SERIES);
     }
     let mut stacks = stacks(linux, &request)?;
-    if !kernels.only.is_empty() {
+    if !kernels.only_kernels.is_empty() {
         let known: Vec<String> = stacks.iter().map(|stack| stack.name.clone()).collect();
-        stacks.retain(|stack| kernels.only.contains(&stack.name));
+        stacks.retain(|stack| kernels.only_kernels.contains(&stack.name));
         if stacks.is_empty() {
             return Err(LabError::Unusable(format!(
                 "unknown kernel '{}' in --only; expected one of: {}",
-                kernels.only.join("', '"),
+                kernels.only_kernels.join("', '"),
                 known.join(", ")
             )));
         }
     }
-    progress.stage(format!("source of Linux {}", kernels.base));
-    let tree = sources::tree(shell, &paths.cache, kernels)?;
+    progress.start_stage(format!("source of Linux {}", kernels.base));
+    let tree = sources::cached_tree(shell, &paths.cache, kernels)?;
     let mut fragments = vec![linux.join("config/lab.config")];
     if kernels.debug_kernel {
         fragments.push(linux.join("config/debug.config"));
@@ -166,16 +166,16 @@ fn built(
     for fragment in &kernels.fragments {
         fragments.push(absolute(fragment)?);
     }
-    let builder = Builder::new(shell, &paths.cache, &tree, fragments)?;
+    let builder = KernelBuilder::new(shell, &paths.cache, &tree, fragments)?;
     let mut found: Vec<Kernel> = Vec::new();
     for stack in &stacks {
         if !builder.is_built(stack) {
-            progress.stage(format!("building the kernel '{}'", stack.name));
+            progress.start_stage(format!("building the kernel '{}'", stack.name));
         }
-        let (kernel, mismatches) = builder.kernel(stack)?;
+        let (kernel, mismatches) = builder.build_kernel(stack)?;
         // All kernels of a run have the same configuration, so the first one's mismatches suffice.
         for (_, message) in mismatches.iter().filter(|_| found.is_empty()) {
-            progress.note(message);
+            progress.print_note(message);
         }
         found.push(kernel);
     }

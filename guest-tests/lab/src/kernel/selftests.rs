@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The kernel's KVM selftests: lists with arguments that limit each to a minute of emulation, and
-//! the build of static arm64 programs in the cache.
+//! Lists the kernel's KVM selftests, with arguments that limit each to a minute of emulation, and
+//! builds them as static arm64 programs in the cache.
 //!
-//! The page-table test comes from Linux 6.1 for every base, so that figures are comparable: 6.1 is
-//! the first Debian version whose tests cover this path, and its tests still run on 5.10. Other
-//! tests come from the base itself if it is newer.
+//! The page-table test of Linux 6.1 runs on every base, so that figures are comparable: 6.1 is the
+//! first Debian version whose tests cover this path, and its tests run on 5.10. The other tests are
+//! those of 6.1, or of a newer base.
 
 use std::path::{Path, PathBuf};
 
@@ -12,30 +12,29 @@ use crate::{
     LabError,
     command::CommandError,
     kernel::{
-        build::{jobs, make},
+        build::{make, parallel_jobs},
         sources::Tree,
     },
-    shell::{Shell, partial},
+    shell::{Shell, partial_path},
 };
 
 pub const PAGE_TABLE_TEST: &str = "kvm_page_table_test";
 
-/// Selftests of a Linux version.
 #[derive(Debug)]
-pub struct Suite {
+pub struct SelftestSuite {
     pub version: &'static str,
     /// Number of the guest mode P48V48_4K, which replaces `MODE` in arguments.
-    mode: &'static str,
-    /// Tests below `tools/testing/selftests/kvm` in addition to [`COMMON`], with their arguments.
-    own: &'static str,
+    guest_mode: &'static str,
+    /// Tests in `tools/testing/selftests/kvm` in addition to [`COMMON_TESTS`], with arguments.
+    additional_tests: &'static str,
 }
 
 /// Path of a program relative to its suite's directory, and its arguments.
 pub type Invocation = (PathBuf, Vec<String>);
 
-impl Suite {
+impl SelftestSuite {
     fn tests(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let tests = COMMON.split(',').chain(self.own.split(','));
+        let tests = COMMON_TESTS.split(',').chain(self.additional_tests.split(','));
         tests.map(|test| test.trim().split_once(' ').unwrap_or((test.trim(), "")))
     }
 
@@ -43,7 +42,7 @@ impl Suite {
     /// (`dirty_log_test -m 2`) replace the arguments in the list.
     pub fn invocations(&self, named: &[String]) -> Result<Vec<Invocation>, LabError> {
         let invocation = |name: &str, arguments: &str| {
-            let arguments = arguments.replace("MODE", self.mode);
+            let arguments = arguments.replace("MODE", self.guest_mode);
             let arguments = arguments.split_ascii_whitespace().map(str::to_owned);
             (PathBuf::from(name), arguments.collect())
         };
@@ -72,11 +71,11 @@ impl Suite {
         if self.tests().all(|(name, _)| directory.join(name).is_file()) {
             return Ok(directory);
         }
-        let partial = partial(&directory);
+        let partial = partial_path(&directory);
         let log = partial.join("build.log");
         let headers = partial.join("headers");
         let shim = partial.join("shim");
-        // Some tests generate headers, which would be written to the tree by default.
+        // By default, tests write generated headers to the tree.
         let generated = partial.join("generated");
         shell.remove_dir(&partial)?;
         for directory in [&headers, &shim.join("linux"), &generated.join("tools")] {
@@ -94,10 +93,9 @@ impl Suite {
             .arg(format!("abs_objdir={}", generated.display()))
             .arg(format!("KHDR_INCLUDES=-isystem {}", include.display()))
             .arg("LDFLAGS=-static")
-            .arg(format!("-j{}", jobs()));
+            .arg(format!("-j{}", parallel_jobs()));
         if self.version == LINUX_6_1.version {
-            // Two backports in 6.1.y require a kernel header and TEST_ASSERT_EQ, which 6.1 names
-            // ASSERT_EQ.
+            // Backports in 6.1.y require a kernel header and TEST_ASSERT_EQ, ASSERT_EQ in 6.1.
             let header = "linux/bitfield.h";
             shell.copy(&tree.path.join("include").join(header), &shim.join(header))?;
             let programs: Vec<&str> = self.tests().map(|(name, _)| name).collect();
@@ -114,30 +112,30 @@ impl Suite {
     }
 }
 
-pub fn suite(base: &str) -> &'static Suite {
+pub fn suite_for_base(base: &str) -> &'static SelftestSuite {
     [&LINUX_6_12, &LINUX_7_3].into_iter().find(|suite| suite.version == base).unwrap_or(&LINUX_6_1)
 }
 
-const COMMON: &str = "kvm_page_table_test -m MODE -v 4 -b 16M -s anonymous, \
+const COMMON_TESTS: &str = "kvm_page_table_test -m MODE -v 4 -b 16M -s anonymous, \
     dirty_log_test -m MODE -i 3 -I 10, dirty_log_perf_test -m MODE -v 2 -b 16M -i 2, \
     demand_paging_test -m MODE -v 2 -b 16M, memslot_perf_test -l 1 -s 100, \
     access_tracking_perf_test -m MODE -v 2 -b 16M, \
     memslot_modification_stress_test -m MODE -v 2 -b 16M -i 10, set_memory_region_test, \
     kvm_create_max_vcpus, kvm_binary_stats_test, rseq_test, steal_time";
 
-/// Suite of the page-table test, and of bases that have too few tests.
-pub const LINUX_6_1: Suite = Suite {
+/// Suite of the page-table test, and of bases without a suite.
+pub const LINUX_6_1: SelftestSuite = SelftestSuite {
     version: "6.1",
-    mode: "2",
-    own: "aarch64/aarch32_id_regs, aarch64/arch_timer -n 2 -i 2, aarch64/debug-exceptions -i 100, \
-          aarch64/get-reg-list, aarch64/hypercalls, aarch64/psci_test, aarch64/vcpu_width_config, \
-          aarch64/vgic_init, aarch64/vgic_irq",
+    guest_mode: "2",
+    additional_tests: "aarch64/aarch32_id_regs, aarch64/arch_timer -n 2 -i 2, \
+          aarch64/debug-exceptions -i 100, aarch64/get-reg-list, aarch64/hypercalls, \
+          aarch64/psci_test, aarch64/vcpu_width_config, aarch64/vgic_init, aarch64/vgic_irq",
 };
 
-const LINUX_6_12: Suite = Suite {
+const LINUX_6_12: SelftestSuite = SelftestSuite {
     version: "6.12",
-    mode: "3",
-    own: "arch_timer -n 2 -i 2, coalesced_io_test, get-reg-list, guest_print_test, \
+    guest_mode: "3",
+    additional_tests: "arch_timer -n 2 -i 2, coalesced_io_test, get-reg-list, guest_print_test, \
           aarch64/aarch32_id_regs, aarch64/arch_timer_edge_cases -i 1, \
           aarch64/debug-exceptions -i 100, aarch64/hypercalls, aarch64/no-vgic-v3, \
           aarch64/page_fault_test, aarch64/psci_test, aarch64/set_id_regs, aarch64/smccc_filter, \
@@ -145,19 +143,18 @@ const LINUX_6_12: Suite = Suite {
           aarch64/vpmu_counter_access",
 };
 
-const LINUX_7_3: Suite = Suite {
+const LINUX_7_3: SelftestSuite = SelftestSuite {
     version: "7.3",
-    mode: "3",
-    own: "arch_timer -n 2 -i 2, coalesced_io_test, get-reg-list, guest_memfd_test, \
+    guest_mode: "3",
+    additional_tests: "arch_timer -n 2 -i 2, coalesced_io_test, get-reg-list, guest_memfd_test, \
           guest_print_test, irqfd_test, mmu_stress_test -m 1 -s 1 -c 2, vm_types_test, \
           arm64/aarch32_id_regs, arm64/arch_timer_edge_cases -i 1, arm64/at, \
           arm64/debug-exceptions, arm64/external_aborts, arm64/hello_el2, arm64/hidden_features, \
-          arm64/host_sve, arm64/hypercalls, arm64/idreg-idst, arm64/kvm-uuid, \
-          arm64/mmio_sign_ext, arm64/no-vgic, arm64/page_fault_test, arm64/psci_test, \
-          arm64/sea_to_user, arm64/set_id_regs, arm64/smccc_filter, \
-          arm64/stage2_block_transitions, arm64/vcpu_width_config, arm64/vgic_init, \
-          arm64/vgic_irq, arm64/vgic_its_save, arm64/vgic_lpi_stress, arm64/vgic_v5, \
-          arm64/vpmu_counter_access",
+          arm64/host_sve, arm64/hypercalls, arm64/idreg-idst, arm64/kvm-uuid, arm64/mmio_sign_ext, \
+          arm64/no-vgic, arm64/page_fault_test, arm64/psci_test, arm64/sea_to_user, \
+          arm64/set_id_regs, arm64/smccc_filter, arm64/stage2_block_transitions, \
+          arm64/vcpu_width_config, arm64/vgic_init, arm64/vgic_irq, arm64/vgic_its_save, \
+          arm64/vgic_lpi_stress, arm64/vgic_v5, arm64/vpmu_counter_access",
 };
 
 #[cfg(test)]
@@ -180,9 +177,9 @@ mod tests {
 
     #[test]
     fn a_new_base_has_its_own_tests() {
-        let error = suite("5.10").invocations(&["arm64/at".to_owned()]);
+        let error = suite_for_base("5.10").invocations(&["arm64/at".to_owned()]);
 
-        assert!(suite("7.3").tests().any(|(name, _)| name == "arm64/at"));
+        assert!(suite_for_base("7.3").tests().any(|(name, _)| name == "arm64/at"));
         let error = error.unwrap_err().to_string();
         assert!(error.contains("Linux 6.1; expected one of: kvm_page"), "{error}");
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Patch series, and the stacks of patches from which a run builds kernels.
 //!
-//! A series consists of the patches in `stage2/linux/BASE/NAME/`, in the order of file `series`.
-//! In that file, a line `../OTHER/PATCH` names a patch of another series of the same base, and a
-//! line `# after: OTHER` means that the patches apply on top of the series OTHER. A run of such a
-//! series also builds a kernel with OTHER alone and compares both.
+//! The file `series` in `stage2/linux/BASE/NAME/` lists the patches of a series in order. In that
+//! file, a line `../OTHER/PATCH` names a patch of another series of the same base. After a line
+//! `# after: OTHER`, the patches apply on top of the series OTHER, and a run also builds a kernel
+//! with OTHER alone.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,7 @@ use std::{
 
 use granule_types::record::Series;
 
-use crate::{LabError, options::Kernels, shell};
+use crate::{LabError, options::KernelOptions, shell};
 
 /// Series that is applied by default.
 pub const DEFAULT_SERIES: &str = "stage2-fault-path";
@@ -22,8 +22,8 @@ pub const DEFAULT_SERIES: &str = "stage2-fault-path";
 /// Content of the file `series` of a series.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeriesFile {
-    /// Series on top of which this one applies.
-    pub after: Option<String>,
+    /// Series below this one.
+    pub required_series: Option<String>,
     /// Paths of the patches, relative to the directory of the series, in order.
     pub patches: Vec<String>,
 }
@@ -32,7 +32,7 @@ impl SeriesFile {
     pub fn read(linux: &Path, base: &str, name: &str) -> Result<Self, LabError> {
         let path = linux.join(base).join(name).join("series");
         let text = fs::read_to_string(path).map_err(|_| {
-            let known = match names(linux, base).join(", ") {
+            let known = match series_names(linux, base).join(", ") {
                 none if none.is_empty() => "none".to_owned(),
                 some => some,
             };
@@ -46,22 +46,22 @@ impl SeriesFile {
             .map(|line| line.split('#').next().unwrap_or_default().trim())
             .filter(|line| !line.is_empty());
         Ok(Self {
-            after: after.map(|name| name.trim().to_owned()),
+            required_series: after.map(|name| name.trim().to_owned()),
             patches: patches.map(str::to_owned).collect(),
         })
     }
 }
 
-pub fn names(linux: &Path, base: &str) -> Vec<String> {
+pub fn series_names(linux: &Path, base: &str) -> Vec<String> {
     let versions = linux.join(base);
-    let mut names = shell::entries(&versions);
+    let mut names = shell::sorted_entries(&versions);
     names.retain(|name| versions.join(name).join("series").is_file());
     names
 }
 
 pub fn bases(linux: &Path) -> Vec<String> {
-    let mut bases = shell::entries(linux);
-    bases.retain(|base| !names(linux, base).is_empty());
+    let mut bases = shell::sorted_entries(linux);
+    bases.retain(|base| !series_names(linux, base).is_empty());
     bases
 }
 
@@ -98,7 +98,7 @@ impl Patch {
     }
 }
 
-/// Reads the patches of one series, without those that it requires.
+/// Reads the patches of one series, without those of the required series.
 pub fn patches(linux: &Path, base: &str, name: &str) -> Result<Vec<Patch>, LabError> {
     let directory = linux.join(base).join(name);
     let patch = |name: &String| {
@@ -109,16 +109,15 @@ pub fn patches(linux: &Path, base: &str, name: &str) -> Result<Vec<Patch>, LabEr
     SeriesFile::read(linux, base, name)?.patches.iter().map(patch).collect()
 }
 
-/// Returns the patches of one series, after those of the series that it requires.
+/// Returns the patches of the required series and of this one, in order.
 pub fn all_patches(linux: &Path, base: &str, series: &str) -> Result<Vec<Patch>, LabError> {
-    let kernels = Kernels { series: vec![series.to_owned()], ..Kernels::of_base(base) };
+    let kernels = KernelOptions { series: vec![series.to_owned()], ..KernelOptions::of_base(base) };
     let last = stacks(linux, &kernels)?.pop();
     Ok(last.map(|stack| stack.patches).unwrap_or_default())
 }
 
-/// Patches of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stack {
+pub struct PatchStack {
     /// Name of the kernel: `base`, `NAME`, or `NAME-3` for the first three patches.
     pub name: String,
     /// The series and the number of patches of each, for the records.
@@ -127,12 +126,12 @@ pub struct Stack {
 }
 
 /// Returns the stacks of the requested kernels, the base first.
-pub fn stacks(linux: &Path, kernels: &Kernels) -> Result<Vec<Stack>, LabError> {
+pub fn stacks(linux: &Path, kernels: &KernelOptions) -> Result<Vec<PatchStack>, LabError> {
     let mut stacks =
-        vec![Stack { name: "base".to_owned(), series: Vec::new(), patches: Vec::new() }];
+        vec![PatchStack { name: "base".to_owned(), series: Vec::new(), patches: Vec::new() }];
     let mut below = stacks[0].clone();
     let mut below_is_required = false;
-    let series = with_required(linux, kernels);
+    let series = resolve_required(linux, kernels);
     for (index, (name, required)) in series.iter().enumerate() {
         let all = patches(linux, &kernels.base, name)?;
         let last = index + 1 == series.len();
@@ -174,14 +173,14 @@ pub fn stacks(linux: &Path, kernels: &Kernels) -> Result<Vec<Stack>, LabError> {
     Ok(stacks)
 }
 
-/// Returns the requested series, each after those that it requires. The flag is true for a series
-/// that was not requested itself.
-fn with_required(linux: &Path, kernels: &Kernels) -> Vec<(String, bool)> {
+/// Returns the requested series, each after its required series. The flag is true for a series that
+/// is required but not requested.
+fn resolve_required(linux: &Path, kernels: &KernelOptions) -> Vec<(String, bool)> {
     let mut series: Vec<(String, bool)> = Vec::new();
     for name in &kernels.series {
         let mut chain = vec![(name.clone(), false)];
         while let Ok(file) = SeriesFile::read(linux, &kernels.base, &chain[0].0)
-            && let Some(below) = file.after
+            && let Some(below) = file.required_series
             && !chain.iter().chain(&series).any(|(name, _)| *name == below)
         {
             chain.insert(0, (below, true));
@@ -213,18 +212,19 @@ mod tests {
         linux
     }
 
-    fn built(
+    fn build_stacks(
         series: &[&str],
         patches: Option<usize>,
         each_patch: bool,
-    ) -> Result<Vec<Stack>, LabError> {
+    ) -> Result<Vec<PatchStack>, LabError> {
         let series = series.iter().map(|name| (*name).to_owned()).collect();
-        let kernels = Kernels { series, patches, each_patch, ..Kernels::of_base("5.10") };
+        let kernels =
+            KernelOptions { series, patches, each_patch, ..KernelOptions::of_base("5.10") };
         stacks(linux().path(), &kernels)
     }
 
     #[test]
-    fn a_stack_is_named_after_its_series_and_includes_those_that_they_require() {
+    fn a_stack_is_named_after_its_series_and_includes_required_series() {
         for (series, patches, each, expected) in [
             (&[][..], None, false, "base 0"),
             (&["one"], Some(0), false, "base 0"),
@@ -235,7 +235,7 @@ mod tests {
             (&["one", "up"], None, false, "base 0, one+up 5"),
             (&["up"], None, true, "base 0, one 3, up-1 4, up 5"),
         ] {
-            let stacks = built(series, patches, each).unwrap();
+            let stacks = build_stacks(series, patches, each).unwrap();
 
             let described: Vec<String> = stacks
                 .iter()
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn an_unknown_series_is_refused_with_the_known_ones() {
-        let refused = |series: &str, patches| built(&[series], patches, false).unwrap_err();
+        let refused = |series: &str, patches| build_stacks(&[series], patches, false).unwrap_err();
 
         let unknown = refused("three", None).to_string();
         assert!(unknown.contains("expected one of: one, two, up"), "{unknown}");
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_of_a_patch_are_read_from_its_headers() {
+    fn the_files_of_a_patch_are_parsed_from_its_headers() {
         let patch = Patch {
             path: PathBuf::new(),
             content: b"Subject: x\n---\n a | 1 +\n\n--- a/arch/arm64/kvm/mmu.c\n\

@@ -19,14 +19,14 @@ use crate::{
         series::{self, Patch, SeriesFile, all_patches},
         worktree,
     },
-    options::Kernels,
+    options::KernelOptions,
     shell::{self, Shell},
 };
 
-const MAX_SUBJECT: usize = 72;
+const MAX_SUBJECT_LENGTH: usize = 72;
 
-/// Checks all series below `linux` and prints their problems; returns true if none has a problem.
-/// `source` replaces the source of every base.
+/// Checks all series below `linux` and prints their problems; returns whether all are free of
+/// problems. `source` replaces the source of every base.
 ///
 /// # Errors
 /// A source is not available, or a program cannot be run.
@@ -36,11 +36,11 @@ pub fn check_all(linux: &Path, cache: &Path, source: Option<&Path>) -> Result<bo
     for base in series::bases(linux) {
         let source = match source {
             Some(source) => source.to_owned(),
-            None => fetch(shell, cache, &Kernels::of_base(&base))?,
+            None => fetch(shell, cache, &KernelOptions::of_base(&base))?,
         };
         let checkpatch = source.join("scripts/checkpatch.pl");
         fs::metadata(&checkpatch).map_err(|e| CommandError::file("find", checkpatch, e))?;
-        for name in series::names(linux, &base) {
+        for name in series::series_names(linux, &base) {
             let check = SeriesCheck {
                 linux,
                 base: &base,
@@ -50,7 +50,7 @@ pub fn check_all(linux: &Path, cache: &Path, source: Option<&Path>) -> Result<bo
             };
             let patches = series::patches(linux, &base, &name)?;
             println!("{base}/{name}: {} patches against {}", patches.len(), source.display());
-            let problems = check.problems(&patches)?;
+            let problems = check.find_problems(&patches)?;
             clean &= problems.is_empty();
             for problem in problems {
                 println!("{base}/{name}: {problem}");
@@ -70,7 +70,7 @@ struct SeriesCheck<'a> {
 }
 
 impl SeriesCheck<'_> {
-    fn problems(&self, patches: &[Patch]) -> Result<Vec<String>, LabError> {
+    fn find_problems(&self, patches: &[Patch]) -> Result<Vec<String>, LabError> {
         let directory = self.linux.join(self.base).join(self.name);
         let file = SeriesFile::read(self.linux, self.base, self.name)?;
         let cover = fs::read_to_string(directory.join("cover-letter.txt")).unwrap_or_default();
@@ -89,7 +89,7 @@ impl SeriesCheck<'_> {
         Ok(problems)
     }
 
-    /// Applies the required series and then this one to copies of the files that they change.
+    /// Applies the required series and this one to copies of the files that they change.
     fn apply_problem(&self) -> Result<Option<String>, LabError> {
         let patches = all_patches(self.linux, self.base, self.name)?;
         let tree = self.scratch.join("tree");
@@ -106,7 +106,7 @@ impl SeriesCheck<'_> {
         Ok(applied.err().map(|error| error.to_string()))
     }
 
-    /// Runs checkpatch on an untracked copy, because it treats a tracked file as kernel source.
+    /// Runs checkpatch on an untracked copy: checkpatch treats a tracked file as kernel source.
     fn checkpatch_problem(&self, patch: &Patch) -> Result<Option<String>, LabError> {
         let name = patch.path.file_name().unwrap_or_default();
         let copy = self.scratch.join(name);
@@ -128,7 +128,7 @@ impl SeriesCheck<'_> {
 /// Returns the patches in the directory that the file `series` does not list.
 fn unlisted_patches(directory: &Path, file: &SeriesFile) -> Vec<String> {
     let unlisted = |name: &String| name.ends_with(".patch") && !file.patches.contains(name);
-    let entries = shell::entries(directory).into_iter().filter(unlisted);
+    let entries = shell::sorted_entries(directory).into_iter().filter(unlisted);
     entries.map(|name| format!("'series' does not list {name}")).collect()
 }
 
@@ -137,8 +137,8 @@ fn subject_problems(patches: &[Patch], cover: &str) -> Vec<String> {
     let subjects: Vec<String> = patches.iter().map(subject).collect();
     let mut problems: Vec<String> = subjects
         .iter()
-        .filter(|subject| subject.len() > MAX_SUBJECT)
-        .map(|subject| format!("subject of more than {MAX_SUBJECT} characters: {subject}"))
+        .filter(|subject| subject.len() > MAX_SUBJECT_LENGTH)
+        .map(|subject| format!("subject of more than {MAX_SUBJECT_LENGTH} characters: {subject}"))
         .collect();
     let listed: Vec<&str> = cover
         .lines()
@@ -179,21 +179,22 @@ mod tests {
     }
 
     #[test]
-    fn subjects_are_those_of_the_cover_letter() {
+    fn the_cover_letter_lists_all_subjects_in_order() {
         let patches = [patch("KVM: arm64: One\n that is folded"), patch("KVM: Two")];
         let cover = "x\n\nGranule developers (2):\n KVM: arm64: One that is folded\n KVM: Two\n\n";
 
         assert_eq!(subject_problems(&patches, cover), [""; 0]);
         assert_eq!(subject_problems(&patches[..1], cover).len(), 1);
-        let long = [patch(&"x".repeat(MAX_SUBJECT + 1))];
+        let long = [patch(&"x".repeat(MAX_SUBJECT_LENGTH + 1))];
         assert_eq!(subject_problems(&long, "").len(), 2);
     }
 
     #[test]
-    fn a_patch_that_is_not_listed_is_a_problem() {
+    fn an_unlisted_patch_is_a_problem() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("1.patch"), "").unwrap();
-        let file = |patch: &str| SeriesFile { after: None, patches: vec![patch.to_owned()] };
+        let file =
+            |patch: &str| SeriesFile { required_series: None, patches: vec![patch.to_owned()] };
 
         assert_eq!(unlisted_patches(directory.path(), &file("1.patch")), [""; 0]);
         assert_eq!(unlisted_patches(directory.path(), &file("../x/1.patch")).len(), 1);

@@ -2,14 +2,13 @@
 //! Downloads Debian's `linux-source-VERSION` to the cache.
 //!
 //! ```text
-//! CACHE/apt/SUITE/         a private package configuration for that suite
+//! CACHE/apt/SUITE/         private package configuration for that suite
 //! CACHE/packages/*.deb     downloaded packages
 //! ```
 //!
-//! A base may belong to another Debian release than this machine's, such as Linux 5.10: the private
-//! configuration derives its suite from the mirrors that `apt-get indextargets` lists with origin
-//! Debian. Its entries name the installed Debian keyring, so apt verifies the packages. The
-//! configuration of the system is not changed.
+//! A base may belong to another Debian release than this machine. The private configuration
+//! therefore combines the suite of the base with the mirrors that `apt-get indextargets` lists with
+//! origin Debian. Its entries name the installed Debian keyring, so apt verifies the packages.
 
 use std::{
     fs, io,
@@ -25,11 +24,11 @@ use crate::{
 const NO_KEYRING: &str = "Debian's archive keyring is missing, so packages cannot be verified: \
                           install debian-archive-keyring, or set the kernel source with --source";
 
-/// Debian suites of Linux versions that this machine's release may lack.
+/// Debian suites of Linux versions; the default is the suite of this machine.
 const SUITES: [(&str, &str); 3] =
     [("5.10", "bullseye"), ("6.12", "trixie"), ("7.3", "trixie-backports")];
 
-/// Returns the latest package of a version in the cache, or downloads it from a suite.
+/// Returns the newest cached package of a version, or downloads it from a suite.
 pub fn download(
     shell: Shell,
     cache: &Path,
@@ -38,7 +37,7 @@ pub fn download(
 ) -> Result<PathBuf, LabError> {
     let name = format!("linux-source-{base}");
     let packages = cache.join("packages");
-    if let Some(package) = newest(&packages, &name) {
+    if let Some(package) = newest_package(&packages, &name) {
         return Ok(package);
     }
     let apt = Apt::default();
@@ -68,11 +67,11 @@ pub fn download(
             source,
         })?;
     }
-    if shell.is_dry() {
+    if shell.is_dry_run() {
         shell.print(format_args!("mv {}/*.deb {}/", incoming.display(), packages.display()));
         return Ok(packages.join(format!("{name}_VERSION_all.deb")));
     }
-    let downloaded = newest(&incoming, &name).ok_or_else(|| {
+    let downloaded = newest_package(&incoming, &name).ok_or_else(|| {
         CommandError::file("find the package in", &incoming, io::ErrorKind::NotFound.into())
     })?;
     let kept = packages.join(downloaded.file_name().unwrap_or_default());
@@ -95,11 +94,11 @@ fn apt_get(task: &str, private: &Path) -> Command {
         .log(private.join("log"))
 }
 
-/// Returns the last downloaded package of this name.
-fn newest(directory: &Path, name: &str) -> Option<PathBuf> {
+/// Returns the package of this name that was downloaded last.
+fn newest_package(directory: &Path, name: &str) -> Option<PathBuf> {
     let prefix = format!("{name}_");
     let is_package = |file: &String| file.starts_with(&prefix) && file.ends_with(".deb");
-    let packages = shell::entries(directory).into_iter().filter(is_package);
+    let packages = shell::sorted_entries(directory).into_iter().filter(is_package);
     packages
         .map(|file| directory.join(file))
         .max_by_key(|path| path.metadata().and_then(|file| file.modified()).ok())
@@ -148,10 +147,10 @@ impl Apt {
             .ok_or_else(|| LabError::Unusable(NO_KEYRING.to_owned()))?;
         let mut targets = self.targets(&["Origin: Debian"])?;
         if targets.is_empty() {
-            // apt knows origins only after an update. The keyring rejects mirrors of others.
+            // Before an update, apt knows no origins. The keyring rejects other packages.
             targets = self.targets(&["--no-release-info"])?;
         }
-        let lines = derive(&targets, &codename, suite, &keyring);
+        let lines = derive_sources_list(&targets, &codename, suite, &keyring);
         if lines.is_empty() {
             return Err(LabError::Unusable(format!(
                 "apt has no Debian package source for '{codename}': set the kernel source with \
@@ -161,7 +160,7 @@ impl Apt {
         Ok(lines)
     }
 
-    /// Returns the URI and the suite of each configured repository, one a line.
+    /// Returns a line with URI and suite for each configured repository.
     fn targets(&self, filter: &[&str]) -> Result<String, CommandError> {
         Command::new("listing apt's package sources", "apt-get")
             .args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)"])
@@ -172,13 +171,13 @@ impl Apt {
     }
 }
 
-/// Replaces the suite `codename` of the repositories with another. Updates and backports are
-/// omitted: mirrors do not keep them for older suites.
-fn derive(targets: &str, codename: &str, suite: &str, keyring: &Path) -> String {
+/// Replaces the suite `codename` of each repository with `suite`. Omits updates and backports,
+/// which mirrors do not keep for older suites.
+fn derive_sources_list(targets: &str, codename: &str, suite: &str, keyring: &Path) -> String {
     let mut lines: Vec<String> = Vec::new();
     for (uri, configured) in targets.lines().filter_map(|line| line.split_once(' ')) {
         let name = match configured.strip_suffix("-security") {
-            Some(own) if is_suite_of_machine(own, codename) && has_security(suite) => {
+            Some(own) if is_suite_of_machine(own, codename) && has_security_suite(suite) => {
                 format!("{suite}-security")
             }
             None if is_suite_of_machine(configured, codename) => suite.to_owned(),
@@ -194,7 +193,7 @@ fn derive(targets: &str, codename: &str, suite: &str, keyring: &Path) -> String 
 }
 
 /// Returns whether a suite has a security suite; unreleased suites and backports have none.
-fn has_security(suite: &str) -> bool {
+fn has_security_suite(suite: &str) -> bool {
     !["sid", "unstable", "experimental"].contains(&suite) && !suite.ends_with("-backports")
 }
 
@@ -207,7 +206,7 @@ mod tests {
     use super::*;
 
     /// Returns the configuration of a machine with these package sources.
-    fn machine(directory: &Path, sources: &str) -> Apt {
+    fn apt_of_machine(directory: &Path, sources: &str) -> Apt {
         for part in ["sources.d", "lists", "keyrings"] {
             fs::create_dir_all(directory.join(part)).unwrap();
         }
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn suites_of_the_machine_move_to_the_requested_suite() {
+    fn repositories_of_the_machine_are_used_with_the_requested_suite() {
         let targets = "http://m/debian/ bookworm\nhttp://m/debian/ bookworm\n\
                        http://m/debian/ bookworm-updates\nhttp://m/debian/ bookworm-backports\n\
                        http://second/debian/ stable\nhttp://m/security/ bookworm-security\n";
@@ -243,19 +242,19 @@ mod tests {
             ("sid", plain.to_vec()),
             ("trixie-backports", plain.to_vec()),
         ] {
-            let list = derive(targets, "bookworm", suite, Path::new("/k"));
+            let list = derive_sources_list(targets, "bookworm", suite, Path::new("/k"));
 
             assert_eq!(list, expected.concat().replace('S', suite));
         }
     }
 
     #[test]
-    fn repositories_of_another_origin_are_left_out() {
+    fn repositories_of_another_origin_are_omitted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let sources = "deb http://mirror.example/debian bookworm main\n\
                        deb http://tools.example/debian bookworm main\n";
-        let apt = machine(path, sources);
+        let apt = apt_of_machine(path, sources);
         for (host, origin) in [("mirror", "Debian"), ("tools", "Tools")] {
             let list = path.join(format!("lists/{host}.example_debian_dists_bookworm_"));
             let release = format!(
@@ -275,9 +274,9 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_debian_is_refused_with_the_remedy() {
+    fn errors_without_debian_sources_or_keyring_name_the_remedy() {
         let directory = tempfile::tempdir().unwrap();
-        let apt = machine(directory.path(), "");
+        let apt = apt_of_machine(directory.path(), "");
 
         let no_source = apt.sources_list("bullseye").unwrap_err();
         fs::remove_dir_all(&apt.keyrings).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Kernel sources in the cache: Debian's `linux-source-VERSION`, or the source given by `--source`.
+//! Kernel sources in the cache: Debian's `linux-source-VERSION`, or the source set by `--source`.
 //!
 //! ```text
 //! CACHE/sources/ID/tree/   the unpacked tree; ID is the package and its version, or a hash
@@ -16,11 +16,11 @@ use crate::{
     LabError,
     command::{Command, CommandError},
     kernel::source_package::download,
-    options::Kernels,
+    options::KernelOptions,
     shell::{self, Shell, sha256},
 };
 
-/// Kernel tree in the cache, which may have patches applied.
+/// Kernel tree in the cache, possibly with patches applied.
 #[derive(Debug, Clone)]
 pub struct Tree {
     /// Package and version, or a hash.
@@ -31,9 +31,9 @@ pub struct Tree {
 }
 
 /// Downloads and unpacks the source, unless it is in the cache.
-pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, LabError> {
+pub fn cached_tree(shell: Shell, cache: &Path, kernels: &KernelOptions) -> Result<Tree, LabError> {
     let (id, origin) = match &kernels.source {
-        Some(given) => (identify(given)?, given.clone()),
+        Some(source) => (source_id(source)?, source.clone()),
         None => {
             let package = download(shell, cache, &kernels.base, kernels.suite.as_deref())?;
             let stem = package.file_stem().unwrap_or_default();
@@ -47,7 +47,7 @@ pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, LabEr
         unpack(shell, &tree, &origin)?;
     }
     let is_linux = ["Makefile", "arch/arm64"].iter().all(|name| tree.path.join(name).exists());
-    if !shell.is_dry() && !is_linux {
+    if !shell.is_dry_run() && !is_linux {
         let _ = fs::remove_dir_all(&tree.directory);
         return Err(LabError::Unusable(format!(
             "{} is not a Linux source: it has no Makefile and arch/arm64",
@@ -57,20 +57,20 @@ pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, LabEr
     Ok(tree)
 }
 
-/// Returns the ID of the source given by `--source`: the hash of a file's content, or of the names,
-/// sizes and times of a tree's files.
-fn identify(given: &Path) -> Result<String, CommandError> {
-    let name = given.file_name().unwrap_or_default().to_string_lossy();
-    if given.is_file() {
-        let sum = sha256(&shell::read(given)?);
+/// Returns the ID of the source set by `--source`: a hash of the file's content, or of the
+/// tree's file names, sizes and times.
+fn source_id(source: &Path) -> Result<String, CommandError> {
+    let name = source.file_name().unwrap_or_default().to_string_lossy();
+    if source.is_file() {
+        let sum = sha256(&shell::read(source)?);
         return Ok(format!("{name}-{}", &sum[..16]));
     }
     let mut hasher = DefaultHasher::new();
-    fingerprint(given, &mut hasher).map_err(|e| CommandError::file("read", given, e))?;
+    hash_tree(source, &mut hasher).map_err(|e| CommandError::file("read", source, e))?;
     Ok(format!("{name}-{:016x}", hasher.finish()))
 }
 
-fn fingerprint(directory: &Path, hasher: &mut DefaultHasher) -> std::io::Result<()> {
+fn hash_tree(directory: &Path, hasher: &mut DefaultHasher) -> std::io::Result<()> {
     let mut entries: Vec<_> = fs::read_dir(directory)?.collect::<Result<_, _>>()?;
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
@@ -80,7 +80,7 @@ fn fingerprint(directory: &Path, hasher: &mut DefaultHasher) -> std::io::Result<
         let metadata = entry.metadata()?;
         entry.file_name().hash(hasher);
         if metadata.is_dir() {
-            fingerprint(&entry.path(), hasher)?;
+            hash_tree(&entry.path(), hasher)?;
         } else {
             metadata.len().hash(hasher);
             let time = metadata.modified()?.duration_since(UNIX_EPOCH);
@@ -124,9 +124,9 @@ fn unpack(shell: Shell, tree: &Tree, origin: &Path) -> Result<(), CommandError> 
     shell.remove_dir(&partial)
 }
 
-/// Returns the path of the tarball in Debian's unpacked source package.
+/// Returns the path of the tarball in an unpacked source package.
 fn inner_tarball(directory: &Path) -> PathBuf {
-    let names = shell::entries(directory);
+    let names = shell::sorted_entries(directory);
     let tarball = names.into_iter().find(|name| name.contains(".tar."));
     directory.join(tarball.as_deref().unwrap_or("linux-source-*.tar.xz"))
 }
@@ -135,8 +135,8 @@ fn inner_tarball(directory: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn kernels(source: PathBuf) -> Kernels {
-        Kernels { source: Some(source), ..Kernels::of_base("5.10") }
+    fn kernels(source: PathBuf) -> KernelOptions {
+        KernelOptions { source: Some(source), ..KernelOptions::of_base("5.10") }
     }
 
     fn small_tree(at: &Path) {
@@ -147,15 +147,15 @@ mod tests {
     #[test]
     fn a_given_tree_is_copied_and_recognized() {
         let directory = tempfile::tempdir().unwrap();
-        let given = directory.path().join("linux");
-        small_tree(&given);
+        let source = directory.path().join("linux");
+        small_tree(&source);
         let cache = directory.path().join("cache");
-        let options = kernels(given.clone());
+        let options = kernels(source.clone());
 
-        let first = tree(Shell::new(false), &cache, &options).unwrap();
-        let again = tree(Shell::new(false), &cache, &options).unwrap();
-        fs::write(given.join("Makefile"), "VERSION = 55\n").unwrap();
-        let changed = tree(Shell::new(false), &cache, &options).unwrap();
+        let first = cached_tree(Shell::new(false), &cache, &options).unwrap();
+        let again = cached_tree(Shell::new(false), &cache, &options).unwrap();
+        fs::write(source.join("Makefile"), "VERSION = 55\n").unwrap();
+        let changed = cached_tree(Shell::new(false), &cache, &options).unwrap();
 
         assert_eq!(first.id, again.id);
         assert_ne!(first.id, changed.id);
@@ -175,7 +175,7 @@ mod tests {
         pack.run().unwrap();
 
         let cache = directory.path().join("cache");
-        let tree = tree(Shell::new(false), &cache, &kernels(tarball)).unwrap();
+        let tree = cached_tree(Shell::new(false), &cache, &kernels(tarball)).unwrap();
 
         assert!(tree.path.join("arch/arm64").is_dir());
     }
@@ -183,11 +183,11 @@ mod tests {
     #[test]
     fn a_source_that_is_not_linux_is_refused_and_removed() {
         let directory = tempfile::tempdir().unwrap();
-        let given = directory.path().join("empty");
-        fs::create_dir(&given).unwrap();
+        let source = directory.path().join("empty");
+        fs::create_dir(&source).unwrap();
         let cache = directory.path().join("cache");
 
-        let error = tree(Shell::new(false), &cache, &kernels(given)).unwrap_err();
+        let error = cached_tree(Shell::new(false), &cache, &kernels(source)).unwrap_err();
 
         assert!(error.to_string().contains("is not a Linux source"), "{error}");
         assert_eq!(fs::read_dir(cache.join("sources")).unwrap().count(), 0);

@@ -2,16 +2,16 @@
 //! Applies patches to the cached tree and reverts them.
 //!
 //! All kernels of one source are built from one tree at one path, so that objects remain valid and
-//! only files that depend on patched ones are recompiled. Files are copied before they are patched:
+//! `make` recompiles only files that depend on patched ones. Files are copied before a patch:
 //!
 //! ```text
 //! sources/ID/tree/…        the tree
-//! sources/ID/originals/…   original files that patches touch
-//! sources/ID/touched       their names; written after all copies, before the first change
+//! sources/ID/originals/…   copies of the files that patches change
+//! sources/ID/touched       names of these files; written between the last copy and the first patch
 //! ```
 //!
 //! A revert restores every file in `touched` with its original time, or removes it if a patch
-//! created it, and then removes the list. Steps can be repeated: the next run completes a revert.
+//! created it, and then removes the list. The next run completes an interrupted revert.
 
 use std::{
     collections::BTreeSet,
@@ -25,25 +25,25 @@ use crate::{
     shell::Shell,
 };
 
-/// Reverts applied patches and applies these. After an error, the tree is unpatched.
+/// Reverts the applied patches and applies `patches`. After an error, the tree is unpatched.
 pub fn switch_to(shell: Shell, tree: &Tree, patches: &[Patch]) -> Result<(), CommandError> {
-    restore(shell, tree)?;
+    revert(shell, tree)?;
     if patches.is_empty() {
         return Ok(());
     }
     copy_originals(shell, tree, patches)?;
     if let Err(error) = apply(shell, &tree.path, patches, &tree.directory.join("patch.log")) {
-        restore(shell, tree)?;
+        revert(shell, tree)?;
         return Err(error);
     }
     Ok(())
 }
 
-/// Applies patches to a tree; the log contains the output of `patch` for the last one.
+/// Applies patches to a tree. The log contains the output of `patch` for the last patch only.
 pub fn apply(shell: Shell, tree: &Path, patches: &[Patch], log: &Path) -> Result<(), CommandError> {
     for patch in patches {
         let name = patch.path.file_name().unwrap_or_default();
-        if !shell.is_dry() {
+        if !shell.is_dry_run() {
             let _ = fs::remove_file(log);
         }
         let apply = Command::new(format!("applying {}", name.display()), "patch")
@@ -77,7 +77,7 @@ fn copy_originals(shell: Shell, tree: &Tree, patches: &[Patch]) -> Result<(), Co
     shell.rename(&partial, &tree.directory.join("touched"))
 }
 
-pub fn restore(shell: Shell, tree: &Tree) -> Result<(), CommandError> {
+pub fn revert(shell: Shell, tree: &Tree) -> Result<(), CommandError> {
     let touched = tree.directory.join("touched");
     let list = match fs::read_to_string(&touched) {
         Ok(list) => list,
@@ -154,12 +154,12 @@ mod tests {
     }
 
     #[test]
-    fn the_next_run_repairs_an_interrupted_one() {
+    fn the_next_run_completes_an_interrupted_revert() {
         let fixture = fixture(PATCH);
         let shell = Shell::new(false);
         let patches = std::slice::from_ref(&fixture.patch);
         switch_to(shell, &fixture.tree, patches).unwrap();
-        fs::remove_file(fixture.tree.path.join("one.c")).unwrap(); // killed while restoring
+        fs::remove_file(fixture.tree.path.join("one.c")).unwrap(); // killed during the revert
 
         switch_to(shell, &fixture.tree, patches).unwrap();
 

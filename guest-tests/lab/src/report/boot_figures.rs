@@ -2,9 +2,9 @@
 //! Figures of one guest boot.
 //!
 //! `granule run` writes its statistics to the results file and executes
-//! [marks](granule_types::mark). *Start* is the time from the start of `granule run` to the guest's
-//! first instruction, *to init* from there to the guest's PID 1, *to login* to the login prompt.
-//! Faults and CMOs are those of the whole run; counts include host and guest.
+//! [marks](granule_types::mark). *Start* ends at the guest's first instruction; *to init* and *to
+//! login* last from there to the guest's PID 1 and to the login prompt. Faults and CMOs are those
+//! of the whole run; counts include host and guest.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use serde::Deserialize;
 use crate::{
     host::guest_init,
     jobs::{
-        counts::CountSegment,
+        counts::SegmentLine,
         matrix::PlannedJob,
         outcome::{JobError, JobOutcome},
     },
@@ -23,7 +23,8 @@ use crate::{
 /// Statistics of `granule run --stats`; fields that the report does not use are ignored.
 #[derive(Debug, Deserialize)]
 pub struct BootStatistics {
-    ended: String,
+    #[serde(rename = "ended")]
+    outcome: String,
     #[serde(default)]
     marks: Vec<(u8, u64)>,
     phases: Vec<BootPhaseStatistics>,
@@ -35,32 +36,32 @@ struct BootPhaseStatistics {
     ns: u64,
     #[serde(default)]
     faults: BTreeMap<String, u64>,
-    #[serde(default)]
-    resident: Vec<BTreeMap<u64, u64>>,
+    #[serde(default, rename = "resident")]
+    resident_bytes: Vec<BTreeMap<u64, u64>>,
     stage2_tables: Option<u64>,
     overhead: Option<u64>,
 }
 
 /// Value that the guest writes to the boot timer when its login prompt is ready.
-const READY: u8 = 2;
+const LOGIN_READY: u8 = 2;
 
-/// Figures of one boot, in the order of [`COLUMNS`]; times are relative to the start of the VM.
+/// Figures of one boot, in the order of [`BOOT_COLUMNS`]; times start with the VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BootFigures {
-    pub values: [Option<u64>; COLUMNS.len()],
-    /// Nonzero numbers of memory faults, by access type and level.
-    pub levels: BTreeMap<String, u64>,
+    pub values: [Option<u64>; BOOT_COLUMNS.len()],
+    /// Nonzero numbers of memory faults by type and level.
+    pub faults_by_level: BTreeMap<String, u64>,
 }
 
 /// Heading of a column, and the function that formats its figures.
 type BootColumn = (&'static str, fn(u64) -> String);
 
-/// Columns of the report. A number of instructions is known if a mark ends its segment.
-pub const COLUMNS: [BootColumn; 10] = [
-    ("start M instr.", millions),
-    ("to init M instr.", millions),
-    ("to init ms", millions),
-    ("to login ms", millions),
+/// Columns of the report. Instructions are counted if a mark ends their segment.
+pub const BOOT_COLUMNS: [BootColumn; 10] = [
+    ("start M instr.", format_millions),
+    ("to init M instr.", format_millions),
+    ("to init ms", format_millions),
+    ("to login ms", format_millions),
     ("memory faults", |count| count.to_string()),
     ("DC CIVAC", |count| count.to_string()),
     ("stage-2 TLBI", |count| count.to_string()),
@@ -69,50 +70,50 @@ pub const COLUMNS: [BootColumn; 10] = [
     ("beyond guest memory", |bytes| Bytes(bytes).to_string()),
 ];
 
-/// Indices of the columns that are charted.
-pub const TO_INIT: usize = 2;
-pub const TO_LOGIN: usize = 3;
-pub const FAULTS: usize = 4;
-pub const LINES: usize = 5;
+/// Indices in [`BOOT_COLUMNS`] of the columns with charts.
+pub const TO_INIT_COLUMN: usize = 2;
+pub const TO_LOGIN_COLUMN: usize = 3;
+pub const FAULTS_COLUMN: usize = 4;
+pub const DC_CIVAC_COLUMN: usize = 5;
 
 impl BootFigures {
-    pub fn of(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
-        outcome.success()?;
-        let failed = |reason: &str| outcome.failure(reason.to_owned());
+    pub fn from_outcome(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
+        outcome.passed_duration()?;
+        let failed = |reason: &str| outcome.test_error(reason.to_owned());
         if !outcome.report.stdout.contains(guest_init::CHECKS_PASSED) {
-            return Err(failed("has no report of the guest's PID 1"));
+            return Err(failed("printed no report of the guest's PID 1"));
         }
         let mut argv = job.job.argv.iter().skip_while(|word| *word != "--vcpus");
-        let vcpus = format!("vcpus {},", argv.nth(1).map_or("", String::as_str));
-        if !outcome.report.stdout.contains(&vcpus) {
-            return Err(failed(&format!("has no guest with {vcpus}")));
+        let vcpus = format!("vcpus {}", argv.nth(1).map_or("", String::as_str));
+        if !outcome.report.stdout.contains(&format!("{vcpus},")) {
+            return Err(failed(&format!("printed no report of a guest with {vcpus}")));
         }
         let statistics: BootStatistics =
             serde_json::from_str(&outcome.report.results).map_err(JobError::Statistics)?;
-        if statistics.ended != "off" {
+        if statistics.outcome != "off" {
             return Err(failed("ended before the guest powered off"));
         }
         Self::from_statistics(&statistics, &outcome.segments)
-            .ok_or_else(|| failed("has no statistics of a boot"))
+            .ok_or_else(|| failed("wrote no statistics of a boot"))
     }
 
     /// Returns the figures of a boot; `None` if the statistics contain none.
-    fn from_statistics(statistics: &BootStatistics, segments: &[CountSegment]) -> Option<Self> {
+    fn from_statistics(statistics: &BootStatistics, segments: &[SegmentLine]) -> Option<Self> {
         let phases = &statistics.phases;
         let phase = |name: &str| phases.iter().find(|phase| phase.name == name);
         let (start, boot, last) = (phase("start")?, phase("boot")?, phases.last()?);
         // Each memory fault has one access type and one level; an MMIO access has no type.
-        let mut levels = BTreeMap::new();
+        let mut faults_by_level = BTreeMap::new();
         let mut faults = None;
         for (name, count) in phases.iter().flat_map(|phase| &phase.faults) {
             if name.starts_with("by.") {
                 *faults.get_or_insert(0) += count;
             } else if *count > 0 {
-                *levels.entry(name.clone()).or_default() += count;
+                *faults_by_level.entry(name.clone()).or_default() += count;
             }
         }
-        let ready = statistics.marks.iter().find(|(mark, _)| *mark == READY);
-        let marks = [mark::FOREIGN, mark::GUEST, mark::GUEST_INIT];
+        let ready = statistics.marks.iter().find(|(mark, _)| *mark == LOGIN_READY);
+        let marks = [mark::UNMARKED_PROGRAM, mark::GUEST, mark::GUEST_INIT];
         let count = |selected: fn(&str) -> bool| {
             segments
                 .iter()
@@ -129,7 +130,7 @@ impl BootFigures {
         };
         Some(Self {
             values: [
-                instructions(mark::FOREIGN, mark::GUEST),
+                instructions(mark::UNMARKED_PROGRAM, mark::GUEST),
                 instructions(mark::GUEST, mark::GUEST_INIT),
                 Some(boot.ns),
                 ready.map(|(_, ns)| ns.saturating_sub(start.ns)),
@@ -137,16 +138,16 @@ impl BootFigures {
                 Some(count(|name| name == "DC CIVAC")),
                 Some(count(is_stage2_tlbi)),
                 last.stage2_tables,
-                Some(last.resident.iter().flat_map(BTreeMap::values).sum()),
+                Some(last.resident_bytes.iter().flat_map(BTreeMap::values).sum()),
                 last.overhead,
             ],
-            levels,
+            faults_by_level,
         })
     }
 
-    pub fn cells(&self) -> [String; COLUMNS.len()] {
+    pub fn cells(&self) -> [String; BOOT_COLUMNS.len()] {
         let mut values = self.values.iter();
-        COLUMNS.map(|(_, format)| {
+        BOOT_COLUMNS.map(|(_, format)| {
             let value = values.next().copied().flatten();
             value.map_or_else(|| "–".to_owned(), format)
         })
@@ -154,7 +155,7 @@ impl BootFigures {
 }
 
 /// Formats instructions in millions, or nanoseconds in milliseconds.
-fn millions(count: u64) -> String {
+fn format_millions(count: u64) -> String {
     format!("{}.{:03}", count / 1_000_000, count / 1_000 % 1_000)
 }
 
@@ -172,12 +173,12 @@ pub mod tests {
 
     #[test]
     fn absent_figures_are_shown_as_dashes() {
-        let figures = BootFigures { values: Default::default(), levels: BTreeMap::new() };
+        let figures = BootFigures { values: Default::default(), faults_by_level: BTreeMap::new() };
 
-        assert_eq!(figures.cells(), ["–"; COLUMNS.len()]);
+        assert_eq!(figures.cells(), ["–"; BOOT_COLUMNS.len()]);
     }
 
-    /// Returns the figures of a job with this many faults, from its `raw.jsonl` and `counts.jsonl`.
+    /// Returns the figures of a boot with `faults` read faults.
     pub fn sample(faults: u64) -> BootFigures {
         const TIME: &str = r#""time":{"elapsed":1,"starved":0}"#;
         let statistics = format!(
@@ -194,7 +195,7 @@ pub mod tests {
              {{\"mark\":{},{TIME},\"counts\":{{\"DC CIVAC\":156,\"TLBI IPAS2E1IS\":5,\"TLBI VMALLS12E1IS\":300,\
              \"TLBI VAE1\":9}}}}\n\
              {{\"end\":true,\"segments\":3}}\n",
-            mark::FOREIGN,
+            mark::UNMARKED_PROGRAM,
             mark::GUEST,
             mark::GUEST_INIT
         );
@@ -211,6 +212,6 @@ pub mod tests {
             "30.106 | 290.000 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K"
         );
         let levels = [("translation.level2", 14), ("translation.level3", 101)];
-        assert_eq!(figures.levels, levels.map(|(name, n)| (name.to_owned(), n)).into());
+        assert_eq!(figures.faults_by_level, levels.map(|(name, n)| (name.to_owned(), n)).into());
     }
 }

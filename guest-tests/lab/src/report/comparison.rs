@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Compares the kernels of a run: the last with the first and, with `--each-patch`, each one with
-//! its predecessor.
+//! Compares the kernels of a run: the last with the first and, with more than two kernels, each
+//! with its predecessor.
 
 use granule_report::{Comparison, Verdict, command_line, input, render};
 
@@ -12,16 +12,14 @@ use crate::{
     report::{RunStatus, print, publish_html, tables},
 };
 
-/// Prints the commands that compare the results of the kernels.
 pub fn print_commands(run_directory: &RunDirectory, kernels: &[Kernel]) -> Result<(), LabError> {
     for pair in pairs(kernels) {
-        let [before, after] = pair.map(|kernel| run_directory.results(kernel));
+        let [before, after] = pair.map(|kernel| run_directory.results_path(kernel));
         print(&format!("granule compare {} {}\n", before.display(), after.display()))?;
     }
     Ok(())
 }
 
-/// Compares the results of the kernels and publishes the report.
 pub fn compare(
     options: &Options,
     run_directory: &RunDirectory,
@@ -33,7 +31,7 @@ pub fn compare(
     let mut html = None;
     let whole_series = pairs.len().saturating_sub(1);
     for (index, pair) in pairs.into_iter().enumerate() {
-        let [before, after] = pair.map(|kernel| run_directory.results(kernel));
+        let [before, after] = pair.map(|kernel| run_directory.results_path(kernel));
         if !before.is_file() || !after.is_file() {
             continue;
         }
@@ -43,8 +41,8 @@ pub fn compare(
             command: Some(command_line()),
             ..granule_report::ComparisonOptions::default()
         };
-        let (before, after) = (input::side(&[before])?, input::side(&[after])?);
-        let comparison = Comparison::of(&before, &after, &settings)?;
+        let (before, after) = (input::read_side(&[before])?, input::read_side(&[after])?);
+        let comparison = Comparison::new(&before, &after, &settings)?;
         report.push_str(&render::text(&comparison));
         report.push('\n');
         let page = render::html(&comparison);
@@ -60,7 +58,7 @@ pub fn compare(
     run_directory.write_report(&report)?;
     print(&report)?;
     if html.is_none() {
-        html = last_kernel(run_directory, kernels)?;
+        html = last_kernel_html(run_directory, kernels)?;
     }
     if let Some(html) = html {
         publish_html(run_directory, &html)?;
@@ -83,34 +81,34 @@ fn pairs(kernels: &[Kernel]) -> Vec<[&Kernel; 2]> {
 /// Returns the summary table for one kernel, or for more than two.
 fn summary(run_directory: &RunDirectory, kernels: &[Kernel]) -> Result<String, LabError> {
     Ok(match kernels {
-        [kernel] => tables::phases(&input::read(&run_directory.results(kernel))?),
+        [kernel] => tables::phase_table(&input::read_results(&run_directory.results_path(kernel))?),
         [_, _, _, ..] => {
             let sides = kernels
                 .iter()
-                .filter(|kernel| run_directory.results(kernel).is_file())
+                .filter(|kernel| run_directory.results_path(kernel).is_file())
                 .map(|kernel| {
-                    let records = input::read(&run_directory.results(kernel))?;
+                    let records = input::read_results(&run_directory.results_path(kernel))?;
                     Ok((kernel.name.clone(), records))
                 })
                 .collect::<Result<Vec<_>, LabError>>()?;
-            tables::kernels(&sides)
+            tables::kernel_table(&sides)
         }
         _ => String::new(),
     })
 }
 
-/// Returns the HTML report of the last kernel that has results, for runs without a comparison.
-fn last_kernel(
+/// Returns the HTML report of the last kernel with results, for runs without a comparison.
+fn last_kernel_html(
     run_directory: &RunDirectory,
     kernels: &[Kernel],
 ) -> Result<Option<String>, LabError> {
     let mut kernels = kernels.iter().rev();
-    let Some(kernel) = kernels.find(|kernel| run_directory.results(kernel).is_file()) else {
+    let Some(kernel) = kernels.find(|kernel| run_directory.results_path(kernel).is_file()) else {
         return Ok(None);
     };
-    let samples = input::side(&[run_directory.results(kernel)])?;
+    let samples = input::read_side(&[run_directory.results_path(kernel)])?;
     let command = command_line();
-    Ok(Some(render::single(&samples, &kernel.name, Some(&command))))
+    Ok(Some(render::single_kernel(&samples, &kernel.name, Some(&command))))
 }
 
 #[cfg(test)]
@@ -124,11 +122,11 @@ mod tests {
     #[test]
     fn the_html_report_of_one_kernel_has_its_phases() {
         let directory = tempfile::tempdir().unwrap();
-        let kernels =
-            ["base", "series"].map(|name| Kernel::planned(name.to_owned(), "Image".into(), None));
+        let kernels = ["base", "series"]
+            .map(|name| Kernel::placeholder(name.to_owned(), "Image".into(), None));
         let run_directory =
             RunDirectory::create(Shell::new(false), directory.path(), &kernels).unwrap();
-        assert_eq!(last_kernel(&run_directory, &kernels).unwrap(), None, "nothing ran");
+        assert_eq!(last_kernel_html(&run_directory, &kernels).unwrap(), None, "nothing ran");
         let record: Record = serde_json::from_value(serde_json::json!({
             "schema": granule_types::record::SCHEMA, "engine": "kvm", "phase": "create", "ns": 1_234_567,
             "config": {"mode": "", "backing": "anonymous", "memory": 65536, "vcpus": 1,
@@ -136,10 +134,10 @@ mod tests {
             "counters": {"DC CIVAC": 5},
         }))
         .unwrap();
-        std::fs::write(run_directory.results(&kernels[0]), record_lines(&[record]).unwrap())
+        std::fs::write(run_directory.results_path(&kernels[0]), record_lines(&[record]).unwrap())
             .unwrap();
 
-        let page = last_kernel(&run_directory, &kernels).unwrap().unwrap();
+        let page = last_kernel_html(&run_directory, &kernels).unwrap().unwrap();
         publish_html(&run_directory, &page).unwrap();
 
         let page = std::fs::read_to_string(directory.path().join("report.html")).unwrap();

@@ -3,38 +3,41 @@
 
 use std::fmt::Write;
 
-use granule_report::render::{Lane, bars, page};
-use granule_types::units::counted;
+use granule_report::render::{BarGroup, bar_chart, page};
+use granule_types::units::pluralize;
 
 use crate::{
     LabError,
     jobs::{JobResults, KERNEL_DOES_NOT_BOOT, run_directory::RunDirectory},
     report::{
-        Failure, RunInfo, RunStatus,
-        boot_figures::{BootFigures, COLUMNS, FAULTS, LINES, TO_INIT, TO_LOGIN},
+        FailedJob, RunInfo, RunStatus,
+        boot_figures::{
+            BOOT_COLUMNS, BootFigures, DC_CIVAC_COLUMN, FAULTS_COLUMN, TO_INIT_COLUMN,
+            TO_LOGIN_COLUMN,
+        },
         publish,
     },
     with_causes,
 };
 
 /// Headings of the columns before the figures.
-const NAMES: [&str; 2] = ["guest", "kernel"];
+const NAME_COLUMNS: [&str; 2] = ["guest", "kernel"];
 /// Number of figures in the first table of the HTML report.
-const FIRST_TABLE: usize = 7;
+const FIRST_TABLE_FIGURES: usize = 7;
 
 /// Figures or error message of one boot.
-type Boot = Result<BootFigures, String>;
+type BootResult = Result<BootFigures, String>;
 /// Boots of all jobs: `[job][kernel]`.
-type Boots = Vec<Vec<Boot>>;
+type Boots = Vec<Vec<BootResult>>;
 
-/// Publishes the report. Any failed boot fails the run.
+/// Publishes the report. A failed boot fails the run.
 pub fn report(
     run_directory: &RunDirectory,
     run: RunInfo<'_>,
     results: JobResults,
 ) -> Result<RunStatus, LabError> {
-    let boots = run.by_job(results, |job, result| match result {
-        Some(Ok(outcome)) => BootFigures::of(job, &outcome).map_err(|error| with_causes(&error)),
+    let boots = run.group_by_job(results, |job, result| match result {
+        Some(Ok(outcome)) => BootFigures::from_outcome(job, &outcome).map_err(|e| with_causes(&e)),
         Some(Err(error)) => Err(with_causes(&error)),
         None => Err(KERNEL_DOES_NOT_BOOT.to_owned()),
     });
@@ -43,8 +46,8 @@ pub fn report(
     Ok(status)
 }
 
-fn headings() -> [&'static str; COLUMNS.len()] {
-    COLUMNS.map(|(heading, _)| heading)
+fn headings() -> [&'static str; BOOT_COLUMNS.len()] {
+    BOOT_COLUMNS.map(|(heading, _)| heading)
 }
 
 /// Returns the Markdown table with the failures below it, and the status of the run.
@@ -52,9 +55,9 @@ fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
     let mut status = RunStatus::Passed;
     let mut table = format!(
         "| {} | {} |\n|---|---|{}\n",
-        NAMES.join(" | "),
+        NAME_COLUMNS.join(" | "),
         headings().join(" | "),
-        "--:|".repeat(COLUMNS.len())
+        "--:|".repeat(BOOT_COLUMNS.len())
     );
     let mut failures = String::new();
     for (job, boots) in run.jobs.iter().zip(boots) {
@@ -78,29 +81,29 @@ fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
 
 fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     let (mut costs, mut memory) = (Vec::new(), Vec::new());
-    let mut failures: Vec<Failure> = Vec::new();
+    let mut failures: Vec<FailedJob> = Vec::new();
     for (job, boots) in run.jobs.iter().zip(boots) {
         let first = boots.first().and_then(|boot| boot.as_ref().ok());
         for (at, (kernel, boot)) in run.kernels.iter().zip(boots).enumerate() {
-            let names = [page::escaped(&job.name), page::escaped(&kernel.name)];
+            let names = [page::escape_html(&job.name), page::escape_html(&kernel.name)];
             match boot {
                 Ok(figures) => {
                     let cells = cells_with_ratio(figures, first.filter(|_| at > 0));
-                    let (cost, rest) = cells.split_at(FIRST_TABLE);
+                    let (cost, rest) = cells.split_at(FIRST_TABLE_FIGURES);
                     costs.push([&names[..], cost].concat());
-                    memory.push([&names[..], rest, &[levels(figures)]].concat());
+                    memory.push([&names[..], rest, &[format_levels(figures)]].concat());
                 }
                 Err(error) => {
                     failures.push((format!("{} on {}", job.name, kernel.name), error.clone()));
                     let failed = "<span class=\"tag regression\">failed</span>".to_owned();
                     let mut cells = [&names[..], &[failed]].concat();
-                    cells.resize(NAMES.len() + FIRST_TABLE, String::new());
+                    cells.resize(NAME_COLUMNS.len() + FIRST_TABLE_FIGURES, String::new());
                     costs.push(cells);
                 }
             }
         }
     }
-    let all = counted(boots.iter().map(Vec::len).sum::<usize>(), "boot");
+    let all = pluralize(boots.iter().map(Vec::len).sum::<usize>(), "boot");
     let (class, verdict) = match failures.len() {
         0 => ("", format!("{all}; every guest booted and powered off.")),
         failed => ("regression", format!("{failed} of {all} failed.")),
@@ -115,10 +118,14 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
         let _ = write!(body, "<h2>At a glance</h2>\n<div class=\"charts\">\n{charts}</div>\n");
     }
     let headings = headings();
-    let (first, rest) = headings.split_at(FIRST_TABLE);
+    let (first, rest) = headings.split_at(FIRST_TABLE_FIGURES);
     for (name, head, rows) in [
-        ("All boots", [&NAMES, first].concat(), costs),
-        ("Memory, and faults by level", [&NAMES, rest, &["faults by level"]].concat(), memory),
+        ("All boots", [&NAME_COLUMNS, first].concat(), costs),
+        (
+            "Memory, and faults by level",
+            [&NAME_COLUMNS, rest, &["faults by level"]].concat(),
+            memory,
+        ),
     ] {
         if !rows.is_empty() {
             let _ = write!(body, "<h2>{name}</h2>\n{}", page::table(&head, &rows));
@@ -130,10 +137,10 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
 /// Returns a chart for each figure, with a lane for each guest.
 fn charts(run: RunInfo<'_>, boots: &Boots) -> String {
     let charts = [
-        ("Time to init", "virtual ms from the start", TO_INIT, " ms"),
-        ("Time to login", "virtual ms from the start", TO_LOGIN, " ms"),
-        ("Faults on memory", "of the whole run", FAULTS, ""),
-        ("DC CIVAC", "cache lines, host and guest together", LINES, ""),
+        ("Time to init", "virtual ms from the start", TO_INIT_COLUMN, " ms"),
+        ("Time to login", "virtual ms from the start", TO_LOGIN_COLUMN, " ms"),
+        ("Faults on memory", "of the whole run", FAULTS_COLUMN, ""),
+        ("DC CIVAC", "cache lines, host and guest together", DC_CIVAC_COLUMN, ""),
     ];
     let chart = |(title, subtitle, column, unit)| {
         let lanes = run.jobs.iter().zip(boots).filter_map(|(job, boots)| {
@@ -148,19 +155,22 @@ fn charts(run: RunInfo<'_>, boots: &Boots) -> String {
                     Some((value as f64, text))
                 })
                 .collect();
-            (!bars.is_empty()).then(|| Lane { name: job.name.clone(), bars })
+            (!bars.is_empty()).then(|| BarGroup { name: job.name.clone(), bars })
         });
-        bars(title, subtitle, &lanes.collect::<Vec<_>>())
+        bar_chart(title, subtitle, &lanes.collect::<Vec<_>>())
     };
     charts.into_iter().filter_map(chart).collect()
 }
 
-/// Formats the cells of a boot. The first cells contain the ratio to the same guest on the first
-/// kernel.
-fn cells_with_ratio(figures: &BootFigures, first: Option<&BootFigures>) -> [String; COLUMNS.len()] {
+/// Formats the cells of a boot. The first cells include the ratio to `first`, the same guest's boot
+/// on the first kernel.
+fn cells_with_ratio(
+    figures: &BootFigures,
+    first: Option<&BootFigures>,
+) -> [String; BOOT_COLUMNS.len()] {
     let mut cells = figures.cells();
     if let Some(first) = first {
-        let values = figures.values.iter().zip(first.values).take(LINES + 1);
+        let values = figures.values.iter().zip(first.values).take(DC_CIVAC_COLUMN + 1);
         for (cell, (own, first)) in cells.iter_mut().zip(values) {
             if let (Some(own), Some(first @ 1..)) = (own, first) {
                 let ratio = *own as f64 / first as f64;
@@ -171,10 +181,10 @@ fn cells_with_ratio(figures: &BootFigures, first: Option<&BootFigures>) -> [Stri
     cells
 }
 
-fn levels(figures: &BootFigures) -> String {
-    let levels = figures.levels.iter();
+fn format_levels(figures: &BootFigures) -> String {
+    let levels = figures.faults_by_level.iter();
     let levels: Vec<_> =
-        levels.map(|(name, count)| format!("{} {count}", page::escaped(name))).collect();
+        levels.map(|(name, count)| format!("{} {count}", page::escape_html(name))).collect();
     levels.join(", ")
 }
 
@@ -189,14 +199,14 @@ mod tests {
         report::boot_figures::tests::sample,
     };
 
-    /// Returns text, status and HTML of a report: two guests, two kernels, one failed boot.
+    /// Returns text, status and HTML of a report on two guests and two kernels, with a failed boot.
     fn report_with_failure() -> (String, RunStatus, String) {
         let jobs = &matrix::jobs(&options("lab --guest -s 4k -s 2m -v 1 --seeds 1"), &[]);
-        let kernels =
-            ["base", "series"].map(|name| Kernel::planned(name.to_owned(), "Image".into(), None));
+        let kernels = ["base", "series"]
+            .map(|name| Kernel::placeholder(name.to_owned(), "Image".into(), None));
         let run = RunInfo { kernels: &kernels, jobs, emulator: "QEMU 7.2" };
-        let lost = Err("the guest died\n  | <oops>".to_owned());
-        let boots = vec![vec![Ok(sample(100)), Ok(sample(46))], vec![Ok(sample(100)), lost]];
+        let failure = Err("the guest died\n  | <oops>".to_owned());
+        let boots = vec![vec![Ok(sample(100)), Ok(sample(46))], vec![Ok(sample(100)), failure]];
 
         let (text, status) = table(run, &boots);
         (text, status, html(run, &boots))

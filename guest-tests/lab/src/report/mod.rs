@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reports of a run: comparison, selftest verdicts, guest boots; as text and HTML.
+//! Reports of a run as text and HTML: comparison, selftest verdicts, guest boots.
 
 mod boot_figures;
 pub mod comparison;
@@ -10,7 +10,7 @@ mod tables;
 use std::io::{self, Write};
 
 use granule_report::{command_line, render::page, series_line};
-use granule_types::units::counted;
+use granule_types::units::pluralize;
 
 use crate::{
     LabError,
@@ -23,7 +23,7 @@ use crate::{
 pub enum RunStatus {
     /// No failure.
     Passed,
-    /// A job failed, a phase regressed, or the results of a selftest differ.
+    /// Failed job, regression of a phase, or selftest whose results differ.
     Failed,
 }
 
@@ -42,7 +42,6 @@ fn publish(run_directory: &RunDirectory, report: &str, html: &str) -> Result<(),
     publish_html(run_directory, html)
 }
 
-/// Writes the HTML report and prints its path.
 fn publish_html(run_directory: &RunDirectory, html: &str) -> Result<(), LabError> {
     let path = run_directory.write_html(None, html)?;
     eprintln!("lab: HTML report: {}", path.display());
@@ -56,12 +55,12 @@ pub struct RunInfo<'a> {
     pub emulator: &'a str,
 }
 
-/// Failure: names of job and kernel, and the message.
-type Failure = (String, String);
+/// Names of the failed job and its kernel, and the message.
+type FailedJob = (String, String);
 
 impl RunInfo<'_> {
     /// Returns a value for each kernel of each job: `[job][kernel]`.
-    fn by_job<T>(
+    fn group_by_job<T>(
         self,
         results: JobResults,
         value: impl Fn(&PlannedJob, JobResult) -> T,
@@ -76,7 +75,7 @@ impl RunInfo<'_> {
     }
 
     /// Returns a page with failures and provenance below `body`.
-    fn page(self, kind: &str, mut body: String, failures: &[Failure]) -> String {
+    fn page(self, kind: &str, mut body: String, failures: &[FailedJob]) -> String {
         if !failures.is_empty() {
             body.push_str("<h2>Failures</h2>\n");
         }
@@ -84,13 +83,13 @@ impl RunInfo<'_> {
             let (first, rest) = message.split_once('\n').unwrap_or((message, ""));
             let summary = format!("{place}: {first}");
             body.push_str(&match rest.trim() {
-                "" => format!("<p>{}</p>\n", page::escaped(&summary)),
+                "" => format!("<p>{}</p>\n", page::escape_html(&summary)),
                 rest => page::details(&summary, rest),
             });
         }
         let columns = self.kernel_names();
         let of = |fact: &dyn Fn(&Kernel) -> Option<String>| self.kernels.iter().map(fact).collect();
-        let emulator = format!("{} {}", self.emulator, self.hardware());
+        let emulator = format!("{} {}", self.emulator, self.machine());
         let rows = [
             ("series", of(&|kernel| series_line(kernel.series.as_deref()))),
             ("image, SHA-256", of(&|kernel| Some(kernel.image_sha256.clone()))),
@@ -108,18 +107,18 @@ impl RunInfo<'_> {
         page::page(&format!("{kind}: {names}"), &body)
     }
 
-    /// Describes the emulated hardware, which may differ between jobs.
-    fn hardware(self) -> String {
+    /// Formats the emulated hardware, which may differ between jobs.
+    fn machine(self) -> String {
         let mut kinds: Vec<String> = Vec::new();
         for job in self.jobs {
-            let kind = job.hardware.describe();
+            let kind = job.machine.describe();
             if !kinds.contains(&kind) {
                 kinds.push(kind);
             }
         }
         match kinds.as_slice() {
             [first, rest @ ..] if !rest.is_empty() => {
-                format!("{first} (and {} of other sizes)", counted(rest.len(), "host"))
+                format!("{first} (and {} of other sizes)", pluralize(rest.len(), "host"))
             }
             kinds => kinds.concat(),
         }

@@ -4,20 +4,21 @@
 use std::fmt;
 
 use granule_report::render::page;
-use granule_types::units::counted;
+use granule_types::units::pluralize;
 
 use crate::{
     LabError,
-    host::job::Ending,
+    host::job::TestEnding,
     jobs::{
-        JobResult, JobResults, KERNEL_DOES_NOT_BOOT, outcome::describe, run_directory::RunDirectory,
+        JobResult, JobResults, KERNEL_DOES_NOT_BOOT, outcome::describe_ending,
+        run_directory::RunDirectory,
     },
-    report::{Failure, RunInfo, RunStatus, publish},
+    report::{FailedJob, RunInfo, RunStatus, publish},
     with_causes,
 };
 
-/// Exit code of a selftest that cannot run on this host (`KSFT_SKIP`).
-const SKIP: i32 = 4;
+/// Exit code of a selftest that cannot run on this host.
+const KSFT_SKIP: i32 = 4;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SelftestVerdict {
@@ -25,32 +26,31 @@ enum SelftestVerdict {
     Skip,
     Fail(String),
     /// No verdict: the kernel crashed or printed a splat, or the report of PID 1 is missing.
-    Broken(String),
+    NoVerdict(String),
 }
 
 impl SelftestVerdict {
-    fn of(result: JobResult) -> Self {
+    fn from_result(result: JobResult) -> Self {
         match result {
             Some(Ok(outcome)) => match &outcome.report.ending {
-                Ending::Exited { code: 0, .. } => Self::Pass,
-                Ending::Exited { code: SKIP, .. } => Self::Skip,
-                Ending::ShortPool { .. } | Ending::Init { .. } => {
-                    Self::Broken(format!("the test {}", describe(&outcome.report.ending)))
+                TestEnding::Exited { code: 0, .. } => Self::Pass,
+                TestEnding::Exited { code: KSFT_SKIP, .. } => Self::Skip,
+                TestEnding::PoolTooSmall { .. } | TestEnding::InitFailed { .. } => {
+                    Self::NoVerdict(format!("the test {}", describe_ending(&outcome.report.ending)))
                 }
-                ending => Self::Fail(describe(ending)),
+                ending => Self::Fail(describe_ending(ending)),
             },
-            Some(Err(error)) => Self::Broken(with_causes(&error)),
-            None => Self::Broken(KERNEL_DOES_NOT_BOOT.to_owned()),
+            Some(Err(error)) => Self::NoVerdict(with_causes(&error)),
+            None => Self::NoVerdict(KERNEL_DOES_NOT_BOOT.to_owned()),
         }
     }
 
-    /// Returns the verdict as a coloured tag.
     fn html(&self) -> String {
         let class = match self {
             Self::Pass => "improvement",
             Self::Skip => "",
             Self::Fail(_) => "regression",
-            Self::Broken(_) => "inconclusive",
+            Self::NoVerdict(_) => "inconclusive",
         };
         format!("<span class=\"tag {class}\">{self}</span>")
     }
@@ -62,21 +62,21 @@ impl fmt::Display for SelftestVerdict {
             Self::Pass => "pass",
             Self::Skip => "skip",
             Self::Fail(_) => "FAIL",
-            Self::Broken(_) => "BROKEN",
+            Self::NoVerdict(_) => "BROKEN",
         })
     }
 }
 
-/// Returns the remark on a row of verdicts; empty if they are equal.
+/// Returns the remark on a row of verdicts; empty for equal verdicts.
 fn remark(row: &[SelftestVerdict]) -> &'static str {
-    // The messages of missing verdicts are not compared: they contain paths of the kernel.
+    // Messages of missing verdicts differ between kernels, because they contain paths.
     let equal = |a: &SelftestVerdict, b: &SelftestVerdict| match (a, b) {
-        (SelftestVerdict::Broken(_), SelftestVerdict::Broken(_)) => true,
+        (SelftestVerdict::NoVerdict(_), SelftestVerdict::NoVerdict(_)) => true,
         _ => a == b,
     };
     if row.iter().any(|verdict| !equal(verdict, &row[0])) {
         "differs"
-    } else if row.iter().any(|verdict| matches!(verdict, SelftestVerdict::Broken(_))) {
+    } else if row.iter().any(|verdict| matches!(verdict, SelftestVerdict::NoVerdict(_))) {
         "no verdict"
     } else {
         ""
@@ -89,7 +89,7 @@ pub fn report(
     run: RunInfo<'_>,
     results: JobResults,
 ) -> Result<RunStatus, LabError> {
-    let verdicts = run.by_job(results, |_, result| SelftestVerdict::of(result));
+    let verdicts = run.group_by_job(results, |_, result| SelftestVerdict::from_result(result));
     let tests: Vec<&str> = run.jobs.iter().map(|job| job.name.as_str()).collect();
     let (table, status) = table(&run.kernel_names(), &tests, &verdicts);
     publish(run_directory, &table, &html(run, &verdicts))?;
@@ -99,14 +99,14 @@ pub fn report(
 /// Returns the report as HTML. `verdicts` has the indices `[job][kernel]`.
 fn html(run: RunInfo<'_>, verdicts: &[Vec<SelftestVerdict>]) -> String {
     let mut rows = Vec::new();
-    let mut failures: Vec<Failure> = Vec::new();
+    let mut failures: Vec<FailedJob> = Vec::new();
     for (job, row) in run.jobs.iter().zip(verdicts) {
-        let mut cells = vec![page::escaped(&job.name)];
+        let mut cells = vec![page::escape_html(&job.name)];
         cells.extend(row.iter().map(SelftestVerdict::html));
         cells.push(remark(row).to_owned());
         rows.push(cells);
         for (kernel, verdict) in run.kernels.iter().zip(row) {
-            if let SelftestVerdict::Fail(why) | SelftestVerdict::Broken(why) = verdict {
+            if let SelftestVerdict::Fail(why) | SelftestVerdict::NoVerdict(why) = verdict {
                 failures.push((format!("{} on {}", job.name, kernel.name), why.clone()));
             }
         }
@@ -119,7 +119,7 @@ fn html(run: RunInfo<'_>, verdicts: &[Vec<SelftestVerdict>]) -> String {
     run.page("KVM selftests", body, &failures)
 }
 
-/// Returns the CSS class of the sentences above the table, and the sentences.
+/// Returns the sentences above the table and their CSS class.
 fn summary(run: RunInfo<'_>, verdicts: &[Vec<SelftestVerdict>]) -> (&'static str, Vec<String>) {
     let (mut differing, mut missing) = (Vec::new(), Vec::new());
     let [mut pass, mut skip, mut fail] = [0_usize; 3];
@@ -145,7 +145,7 @@ fn summary(run: RunInfo<'_>, verdicts: &[Vec<SelftestVerdict>]) -> (&'static str
     }
     summary.push(format!(
         "Of {}{kernels}: {pass} pass, {skip} skipped, {fail} fail, {} without a verdict.",
-        counted(run.jobs.len(), "selftest"),
+        pluralize(run.jobs.len(), "selftest"),
         missing.len(),
     ));
     if !missing.is_empty() {
@@ -178,7 +178,7 @@ fn table(
         table.push_str(&format!("{test:width$}"));
         for (kernel, verdict) in kernels.iter().zip(row) {
             table.push_str(&format!("  {verdict:>0$}", kernel.len().max(8)));
-            if let SelftestVerdict::Fail(why) | SelftestVerdict::Broken(why) = verdict {
+            if let SelftestVerdict::Fail(why) | SelftestVerdict::NoVerdict(why) = verdict {
                 failures.push_str(&format!("\n{test} on {kernel}: {why}\n"));
             }
         }
@@ -207,7 +207,7 @@ mod tests {
     fn a_differing_or_missing_verdict_fails_the_run() {
         let [pass, skip] = [SelftestVerdict::Pass, SelftestVerdict::Skip];
         let fail = |why: &str| SelftestVerdict::Fail(why.to_owned());
-        let broken = SelftestVerdict::Broken("oops".to_owned());
+        let no_verdict = SelftestVerdict::NoVerdict("oops".to_owned());
         for (before, after, remark) in [
             (pass.clone(), pass.clone(), "  pass\n"),
             (skip.clone(), skip.clone(), "  skip\n"),
@@ -215,7 +215,7 @@ mod tests {
             (pass.clone(), skip, "<- differs"),
             (pass, fail("x"), "<- differs\n\na on series: x"),
             (fail("exit 1"), fail("signal 9"), "<- differs"),
-            (broken.clone(), broken, "<- no verdict"),
+            (no_verdict.clone(), no_verdict, "<- no verdict"),
         ] {
             let (table, status) = table(&["base", "series"], &["a"], &[vec![before, after]]);
 
@@ -224,25 +224,25 @@ mod tests {
         }
     }
 
-    /// Returns the report of four tests on two kernels, with one differing verdict or none.
+    /// Returns the report of four tests on two kernels, with a differing verdict if `differing`.
     fn sample(differing: bool) -> String {
         let tests = ["a_test", "b_test", "c_test", "d_test"].map(|name| (name.into(), Vec::new()));
         let jobs = matrix::jobs(&options("lab --selftests"), &tests);
         let kernel = |name: &str, patches: u32| Kernel {
             series: Some(vec![Series { name: name.to_owned(), patches }]),
-            ..Kernel::planned(name.to_owned(), "Image".into(), None)
+            ..Kernel::placeholder(name.to_owned(), "Image".into(), None)
         };
         let kernels = [kernel("base", 0), kernel("<series>", 3)];
         let run = RunInfo { kernels: &kernels, jobs: &jobs, emulator: "QEMU 7.2" };
         let fail = |why: &str| SelftestVerdict::Fail(why.to_owned());
-        let broken = SelftestVerdict::Broken("lost\n  | <console>".to_owned());
-        let lost = SelftestVerdict::Broken("lost elsewhere".to_owned());
+        let no_verdict = SelftestVerdict::NoVerdict("lost\n  | <console>".to_owned());
+        let also_no_verdict = SelftestVerdict::NoVerdict("lost elsewhere".to_owned());
         let other = if differing { "signal 9" } else { "exit 1" };
         let verdicts = [
             vec![SelftestVerdict::Pass; 2],
             vec![SelftestVerdict::Skip; 2],
             vec![fail("exit 1"), fail(other)],
-            vec![broken, lost],
+            vec![no_verdict, also_no_verdict],
         ];
         html(run, &verdicts)
     }
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn the_html_report_has_every_verdict_and_its_reason() {
-        let (page, alike) = (sample(true), sample(false));
+        let (page, same_verdicts) = (sample(true), sample(false));
 
         for expected in [
             "<title>KVM selftests: &#60;series&#62; against base</title>",
@@ -274,6 +274,7 @@ mod tests {
             assert!(page.contains(expected), "{expected}\n{page}");
         }
         assert!(!page.contains("<script") && !page.contains("http"));
-        assert!(alike.contains("<p class=\"verdict inconclusive\">No verdict differs"), "{alike}");
+        let summary = "<p class=\"verdict inconclusive\">No verdict differs";
+        assert!(same_verdicts.contains(summary), "{same_verdicts}");
     }
 }

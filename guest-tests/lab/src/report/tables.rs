@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tables without a comparison: the phases of one kernel, or a row for each of several kernels.
+//! Tables without a comparison: the phases of one kernel, or one row for each kernel.
 
 use std::collections::BTreeMap;
 
 use granule_types::{
     phase::Phase,
     record::Record,
-    units::{Nanoseconds, counted},
+    units::{Nanoseconds, pluralize},
 };
 
-/// Heading of a column, and a predicate of the counts that the column sums.
+/// Heading of a column, and a predicate that selects the counts of its sum.
 type CountColumn = (&'static str, fn(&str) -> bool);
 
-const COLUMNS: [CountColumn; 4] = [
+const COUNT_COLUMNS: [CountColumn; 4] = [
     ("aborts", |name| name == "guest_aborts"),
     ("DC lines", |name| name.starts_with("DC C")),
     ("IC", |name| name.starts_with("IC ")),
@@ -20,13 +20,13 @@ const COLUMNS: [CountColumn; 4] = [
 ];
 
 /// Groups records by configuration (without seed and iteration), in order of first appearance.
-fn by_configuration<'a>(
+fn group_by_configuration<'a>(
     records: impl Iterator<Item = &'a Record>,
 ) -> Vec<(String, Vec<&'a Record>)> {
     let mut groups: Vec<(String, Vec<&Record>)> = Vec::new();
     for record in records {
         let config = &record.config;
-        let vcpus = counted(config.vcpus, "vCPU");
+        let vcpus = pluralize(config.vcpus, "vCPU");
         let name = format!("{}, {}, {vcpus} ({})", config.backing, config.memory, record.engine);
         match groups.iter_mut().find(|(found, _)| *found == name) {
             Some((_, group)) => group.push(record),
@@ -36,31 +36,31 @@ fn by_configuration<'a>(
     groups
 }
 
-/// Returns a table of medians over seeds and iterations for each configuration of one kernel.
-pub fn phases(records: &[Record]) -> String {
+/// Returns a table for each configuration of one kernel, with medians over seeds and iterations.
+pub fn phase_table(records: &[Record]) -> String {
     let mut text = String::new();
-    for (name, records) in by_configuration(records.iter()) {
+    for (name, records) in group_by_configuration(records.iter()) {
         text.push_str(&format!("{name}\n  {:12} {:>12}", "phase", "work ms"));
         let clocked = records.iter().any(|record| record.elapsed_ns.is_some());
         if clocked {
             text.push_str(&format!(" {:>12}", "elapsed ms"));
         }
-        for (heading, _) in COLUMNS {
+        for (heading, _) in COUNT_COLUMNS {
             text.push_str(&format!(" {heading:>12}"));
         }
         text.push('\n');
         for phase in Phase::TABLE_ORDER {
-            let Some(work) = milliseconds(&records, phase, |record| Some(record.ns)) else {
+            let Some(work) = median_milliseconds(&records, phase, |record| Some(record.ns)) else {
                 continue;
             };
             text.push_str(&format!("  {phase:12} {work:>12}"));
             if clocked {
-                let elapsed = milliseconds(&records, phase, |record| record.elapsed_ns);
+                let elapsed = median_milliseconds(&records, phase, |record| record.elapsed_ns);
                 text.push_str(&format!(" {:>12}", elapsed.as_deref().unwrap_or("-")));
             }
-            for (_, belongs) in COLUMNS {
+            for (_, belongs) in COUNT_COLUMNS {
                 let of_phase = records.iter().filter(|record| record.phase == phase);
-                let count = median(of_phase.map(|record| total(record, belongs)));
+                let count = median(of_phase.map(|record| sum_counts(record, belongs)));
                 text.push_str(&format!(" {count:>12}"));
             }
             text.push('\n');
@@ -69,39 +69,39 @@ pub fn phases(records: &[Record]) -> String {
     text
 }
 
-/// Returns a Markdown table for each configuration, with a row for each kernel: for each phase, the
-/// elapsed time and (in parentheses) the work; and the counts of all phases. Figures are medians.
-pub fn kernels(sides: &[(String, Vec<Record>)]) -> String {
+/// Returns a Markdown table for each configuration, with a row for each kernel: elapsed time and
+/// (in parentheses) work of each phase, and the counts of all phases. Figures are medians.
+pub fn kernel_table(sides: &[(String, Vec<Record>)]) -> String {
     let mut text = "Elapsed time (work)\n\n".to_owned();
-    for (name, all) in by_configuration(sides.iter().flat_map(|(_, records)| records)) {
+    for (name, all) in group_by_configuration(sides.iter().flat_map(|(_, records)| records)) {
         let mut shown = Phase::TABLE_ORDER.to_vec();
         shown.retain(|phase| all.iter().any(|record| record.phase == *phase));
         let headings: String = shown
             .iter()
             .map(|phase| format!(" {phase} ms |"))
-            .chain(COLUMNS.iter().map(|(heading, _)| format!(" {heading} |")))
+            .chain(COUNT_COLUMNS.iter().map(|(heading, _)| format!(" {heading} |")))
             .collect();
-        let rule = "---:|".repeat(shown.len() + COLUMNS.len());
+        let rule = "---:|".repeat(shown.len() + COUNT_COLUMNS.len());
         text.push_str(&format!("{name}\n\n| kernel |{headings}\n|---|{rule}\n"));
         for (kernel, records) in sides {
-            let groups = by_configuration(records.iter());
+            let groups = group_by_configuration(records.iter());
             let own = groups.into_iter().find(|(found, _)| *found == name);
             let own = own.map(|(_, records)| records).unwrap_or_default();
             text.push_str(&format!("| {kernel} |"));
             for phase in &shown {
-                let elapsed = milliseconds(&own, *phase, |record| record.elapsed_ns);
-                let work = milliseconds(&own, *phase, |record| Some(record.ns));
+                let elapsed = median_milliseconds(&own, *phase, |record| record.elapsed_ns);
+                let work = median_milliseconds(&own, *phase, |record| Some(record.ns));
                 text.push_str(&match (elapsed, work) {
                     (Some(elapsed), Some(work)) => format!(" {elapsed} ({work}) |"),
                     (None, Some(work)) => format!(" ({work}) |"),
                     (_, None) => " - |".to_owned(),
                 });
             }
-            for (_, belongs) in COLUMNS {
+            for (_, belongs) in COUNT_COLUMNS {
                 let mut runs = BTreeMap::<_, u64>::new();
                 for record in &own {
                     let run = (record.config.seed, record.config.iteration);
-                    *runs.entry(run).or_default() += total(record, belongs);
+                    *runs.entry(run).or_default() += sum_counts(record, belongs);
                 }
                 text.push_str(&format!(" {} |", median(runs.into_values())));
             }
@@ -112,13 +112,13 @@ pub fn kernels(sides: &[(String, Vec<Record>)]) -> String {
     text
 }
 
-fn total(record: &Record, belongs: fn(&str) -> bool) -> u64 {
+fn sum_counts(record: &Record, belongs: fn(&str) -> bool) -> u64 {
     let counters = record.counters.iter();
     counters.filter(|(n, _)| belongs(n)).map(|(_, c)| c).sum()
 }
 
 /// Returns the median time of a phase, if the records contain it.
-fn milliseconds(
+fn median_milliseconds(
     records: &[&Record],
     phase: Phase,
     time: fn(&Record) -> Option<Nanoseconds>,
@@ -166,7 +166,7 @@ mod tests {
             record("update", 0, 7_500, 1),
         ];
 
-        let table = phases(&records);
+        let table = phase_table(&records);
 
         let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(lines.len(), 4);
@@ -180,7 +180,7 @@ mod tests {
             vec![record("create", 0, 1_000_000, aborts), record("update", 0, 2_000_000, 1)]
         };
 
-        let table = kernels(&[("base".to_owned(), run(10)), ("one-1".to_owned(), run(4))]);
+        let table = kernel_table(&[("base".to_owned(), run(10)), ("one-1".to_owned(), run(4))]);
 
         assert!(
             table.contains("| base | 0.500 (1.000) | 1.000 (2.000) | 11 | 10 | 0 | 0 |"),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guest of the page-table test, without an operating system.
 //!
-//! The host writes a task into a vCPU's [`mailbox`] and enters the guest; the guest program
-//! executes the task and exits through a doorbell. The host also builds the guest's stage-1
-//! [`tables`] and decides the [`layout`] of its memory before the guest runs. [`arch`] defines
-//! stage-1 entries, registers and exceptions of all architectures, built and tested on every host.
-//! The guest program is assembled for the host's architecture only.
+//! Before the guest runs, the host decides the [`layout`] of guest memory and builds the stage-1
+//! [`tables`]. Then it writes a task into a vCPU's [`mailbox`] and enters the guest; the guest
+//! program executes the task and exits through a doorbell. [`arch`] defines stage-1 entries,
+//! registers and exceptions of all architectures, compiled and tested on every host. The guest
+//! program is assembled only for the host's architecture.
 
 pub mod layout;
 pub mod mailbox;
@@ -25,48 +25,48 @@ pub mod arch {
 use crate::task::TaskAccess;
 use mailbox::{Doorbell, Mailbox};
 
-/// Assembles a guest program from a file in `payload` between three symbols, with the constants of
-/// both programs and those listed.
+/// Assembles the guest program in a file of `payload`, with the constants that all guest programs
+/// use and those listed.
 macro_rules! assemble {
-    ($file:literal, $first_doorbell:expr, $($field:ident = $of:ident),*; $($more:tt)*) => {
+    ($file:literal, $first_doorbell:expr, $($constant:ident = $field:ident),*; $($more:tt)*) => {
         std::arch::global_asm!(
             include_str!(concat!("../../payload/", $file)),
             ACCESS = const std::mem::offset_of!(Mailbox, access),
             COUNT = const std::mem::offset_of!(Mailbox, count),
-            INNER_FIRST = const std::mem::offset_of!(Mailbox, inner_first),
-            INNER_STRIDE = const std::mem::offset_of!(Mailbox, inner_stride),
-            DIFFERS_AT = const std::mem::offset_of!(Mailbox, differs_at),
+            READ_OFFSET = const std::mem::offset_of!(Mailbox, read_offset),
+            READ_STRIDE = const std::mem::offset_of!(Mailbox, read_stride),
+            MISMATCH_ADDRESS = const std::mem::offset_of!(Mailbox, mismatch_address),
             VECTOR = const std::mem::offset_of!(Mailbox, vector),
             READ = const TaskAccess::Read as u64,
             WRITE = const TaskAccess::Write as u64,
             WRITE_THEN_READ = const TaskAccess::WriteThenRead as u64,
-            PLANT = const TaskAccess::Plant as u64,
+            INSTALL_RETURN = const TaskAccess::InstallReturn as u64,
             EXECUTE = const TaskAccess::Execute as u64,
             VERIFY = const TaskAccess::Verify as u64,
             WRITE_AT_RANDOM = const TaskAccess::WriteAtRandom as u64,
             STOP = const mailbox::STOP_OFFSET,
             WRITES = const mailbox::WRITES_OFFSET,
-            PLANT_OFFSET = const mailbox::PLANT_OFFSET,
+            RETURN_OFFSET = const mailbox::RETURN_OFFSET,
             DONE_DOORBELL = const $first_doorbell + Doorbell::Done as u64,
-            DIFFERS_DOORBELL = const $first_doorbell + Doorbell::Differs as u64,
+            MISMATCH_DOORBELL = const $first_doorbell + Doorbell::Mismatch as u64,
             FATAL_DOORBELL = const $first_doorbell + Doorbell::Fatal as u64,
-            $($field = const std::mem::offset_of!(Mailbox, $of),)*
+            $($constant = const std::mem::offset_of!(Mailbox, $field),)*
             $($more)*
         );
     };
 }
 
-// The exception vectors come first, so the guest address of the program must be aligned to 2 KiB.
+// The program begins with the exception vectors, so its guest address must be aligned to 2 KiB.
 #[cfg(target_arch = "aarch64")]
-assemble!("aarch64.S", 0, ELR = pc, DOORBELL = doorbell;);
+assemble!("aarch64.S", 0, ELR = pc, DOORBELL = first_doorbell;);
 
-// The entry points of the exceptions come first.
+// The program begins with the entry points of the exceptions.
 #[cfg(target_arch = "x86_64")]
 assemble!(
-    "x86_64.S", arch::x86_64::DOORBELL as u64,
-    START = start, STRIDE = stride, INNER_COUNT = inner_count, SEED = seed,
-    DIFFERS_FOUND = differs_found, SYNDROME = syndrome, PC = pc, FAULT_ADDRESS = fault_address;
-    ENTRY_SIZE = const arch::x86_64::ENTRY_SIZE,
+    "x86_64.S", arch::x86_64::FIRST_DOORBELL as u64,
+    START = start, STRIDE = stride, READ_COUNT = read_count, SEED = seed,
+    MISMATCH_VALUE = mismatch_value, SYNDROME = syndrome, PC = pc, FAULT_ADDRESS = fault_address;
+    EXCEPTION_ENTRY_SIZE = const arch::x86_64::EXCEPTION_ENTRY_SIZE,
 );
 
 unsafe extern "C" {
@@ -75,17 +75,17 @@ unsafe extern "C" {
     static granule_guest_end: u8;
 }
 
-/// Returns the bytes of the guest program, to be copied into guest memory.
+/// Returns the guest program, to be copied into guest memory.
 pub fn program() -> &'static [u8] {
     let start = &raw const granule_guest_start;
     let end = &raw const granule_guest_end;
     let len = end.addr() - start.addr();
-    // SAFETY: the two symbols enclose one piece of read-only data, assembled above.
+    // SAFETY: the two symbols enclose read-only data, assembled above.
     unsafe { std::slice::from_raw_parts(start, len) }
 }
 
-/// Returns the offset of the first instruction in the program.
-pub fn entry() -> u64 {
+/// Returns the offset of the program's first instruction to execute.
+pub fn entry_offset() -> u64 {
     let start = &raw const granule_guest_start;
     let entry = &raw const granule_guest_entry;
     (entry.addr() - start.addr()) as u64

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tests of the layout for every guest mode, and of the tables against an independent walker,
-//! written from the manuals.
+//! Tests of layout and stage-1 tables. A walker, written from the manuals, checks the tables.
 
 use super::{
     arch::{
-        aarch64::{MAIR, abi},
+        aarch64::{MAIR, guest_arch},
         x86_64,
     },
     layout::{LOW_MEMORY, Layout, LayoutError, PROGRAM_AREA_SIZE, max_tables, place_region},
-    tables::{Abi, GuestVirtAddr, Tables},
+    tables::{GuestArch, GuestVirtAddr, Stage1Tables},
 };
 use crate::config::GuestMap;
 use granule_types::{
@@ -27,9 +26,8 @@ fn place(
 }
 
 #[test]
-fn the_region_is_that_of_the_kernels_test_or_at_an_offset_aligned_down() {
-    // Without an offset: printed by kvm_page_table_test of Linux 6.1 as "Guest physical test memory
-    // offset".
+fn the_region_starts_as_in_the_kernels_test_or_at_an_offset_aligned_down() {
+    // kvm_page_table_test of Linux 6.1 prints these starts as "Guest physical test memory offset".
     for (bits, size, align, offset, start) in [
         (48, Bytes::mib(64), Bytes::mib(2), None, 0xffff_fbe0_0000),
         (48, Bytes::mib(64), Bytes::kib(4), None, 0xffff_fbff_f000),
@@ -41,7 +39,7 @@ fn the_region_is_that_of_the_kernels_test_or_at_an_offset_aligned_down() {
 }
 
 #[test]
-fn an_empty_region_and_one_beyond_the_last_address_are_refused() {
+fn a_region_that_is_empty_or_exceeds_the_last_address_is_refused() {
     let place = |size, offset| place(36, size, Bytes::kib(4), offset).unwrap_err();
 
     assert_eq!(place(Bytes(0), None), LayoutError::Empty);
@@ -64,13 +62,13 @@ fn parts_of_low_memory_do_not_overlap() {
         let size = Bytes::mib(64);
         let region = GuestAddress(0xffff_f000_0000);
 
-        let layout = Layout::new(abi(mode), Bytes::kib(4), 80, region, size, map).unwrap();
+        let layout = Layout::new(guest_arch(mode), Bytes::kib(4), 80, region, size, map).unwrap();
 
         assert!(layout.mailbox(0).0 >= LOW_MEMORY.0 + PROGRAM_AREA_SIZE);
-        assert!(layout.mailbox(79).0 < layout.tables().base().0);
-        assert_eq!(layout.tables().base().0 % mode.page_size().0, 0);
-        let end = layout.tables().base().0 + layout.tables().size().0;
-        assert!(LOW_MEMORY.0 + layout.low_size().0 >= end);
+        assert!(layout.mailbox(79).0 < layout.tables().root().0);
+        assert_eq!(layout.tables().root().0 % mode.page_size().0, 0);
+        let end = layout.tables().root().0 + layout.tables().size().0;
+        assert!(LOW_MEMORY.0 + layout.low_memory_size().0 >= end);
         let most = max_tables(size, mode.page_size(), map) * mode.page_size().0;
         assert!(layout.tables().size().0 <= most, "{name}");
     }
@@ -80,24 +78,25 @@ fn parts_of_low_memory_do_not_overlap() {
 fn an_overlap_with_low_memory_is_refused_with_the_first_free_address() {
     let size = Bytes::mib(64);
     let start = GuestAddress(0x20_0000 - 0x1000);
-    let try_at = |start| {
-        Layout::new(abi(GuestMode::P40V48_4K), Bytes::kib(4), 1000, start, size, GuestMap::Blocks)
+    let lay_out = |start| {
+        let arch = guest_arch(GuestMode::P40V48_4K);
+        Layout::new(arch, Bytes::kib(4), 1000, start, size, GuestMap::Blocks)
     };
 
-    let error = try_at(start).unwrap_err();
+    let error = lay_out(start).unwrap_err();
 
-    let LayoutError::Covers { free, .. } = error else {
+    let LayoutError::OverlapsLowMemory { first_free, .. } = error else {
         panic!("{error}");
     };
-    let layout = try_at(GuestAddress(free)).unwrap();
-    assert!(LOW_MEMORY.0 + layout.low_size().0 <= free);
+    let layout = lay_out(GuestAddress(first_free)).unwrap();
+    assert!(LOW_MEMORY.0 + layout.low_memory_size().0 <= first_free);
 }
 
 /// Lays out a guest with 52 bits of physical and 48 bits of virtual address.
 fn lay_out_52_bit(region: u64, size: Bytes) -> Result<Layout, LayoutError> {
     let mode = "P52V48_64K".parse().unwrap();
     let (page, region) = (Bytes::kib(4), GuestAddress(region));
-    Layout::new(abi(mode), page, 1, region, size, GuestMap::Blocks)
+    Layout::new(guest_arch(mode), page, 1, region, size, GuestMap::Blocks)
 }
 
 #[test]
@@ -105,7 +104,7 @@ fn virtual_addresses_are_truncated_physical_addresses() {
     let region = 0xf_ffff_0000_0000;
     let layout = lay_out_52_bit(region, Bytes::mib(64)).unwrap();
 
-    assert_eq!(layout.virtual_of(GuestAddress(region)), GuestVirtAddr(0xffff_0000_0000));
+    assert_eq!(layout.virtual_address(GuestAddress(region)), GuestVirtAddr(0xffff_0000_0000));
     let end = Bytes::mib(64).0;
     for (address, physical) in [
         (0xffff_0000_1000, region + 0x1000),
@@ -114,7 +113,7 @@ fn virtual_addresses_are_truncated_physical_addresses() {
         (0xfffe_ffff_fff8, 0xfffe_ffff_fff8),
         (LOW_MEMORY.0, LOW_MEMORY.0),
     ] {
-        assert_eq!(layout.physical_of(GuestVirtAddr(address)), GuestAddress(physical));
+        assert_eq!(layout.physical_address(GuestVirtAddr(address)), GuestAddress(physical));
     }
 }
 
@@ -122,66 +121,67 @@ fn virtual_addresses_are_truncated_physical_addresses() {
 fn unusable_virtual_addresses_are_refused_with_the_usable_range() {
     let size = Bytes::mib(64);
     let refused = |start: u64| match lay_out_52_bit(start, size).unwrap_err() {
-        LayoutError::Virtual { free, last, .. } => (free, last),
+        LayoutError::VirtualAddress { first_free, last_address: last, .. } => (first_free, last),
         other => panic!("{other}"),
     };
 
-    let (free, last) = refused(1 << 48);
-    assert_eq!(refused((1 << 48) - 0x1_0000), (free, last));
+    let (first_free, last) = refused(1 << 48);
+    assert_eq!(refused((1 << 48) - 0x1_0000), (first_free, last));
 
-    assert!(lay_out_52_bit((1 << 48) + free, size).is_ok());
+    assert!(lay_out_52_bit((1 << 48) + first_free, size).is_ok());
     assert!(lay_out_52_bit((1 << 48) + last, size).is_ok());
     assert!(lay_out_52_bit((1 << 48) + last + 0x1_0000, size).is_err());
     let text = lay_out_52_bit(1 << 48, size).unwrap_err().to_string();
     assert!(text.contains("virtual address 0x0,") && text.contains("48 bits"));
 }
 
-const BASE: GuestAddress = GuestAddress(0x10_0000);
+const TABLES_ROOT: GuestAddress = GuestAddress(0x10_0000);
 
-/// Tables of one mode under test.
+/// Stage-1 tables of one mode.
 struct TestTables {
-    tables: Tables,
-    abi: Abi,
+    tables: Stage1Tables,
+    arch: GuestArch,
     /// Base-2 logarithm of the granule.
-    shift: u32,
+    granule_shift: u32,
 }
 
-/// The guest mode of x86_64; other modes are of arm64.
-const X86_64: &str = "PXXV48_4K";
+/// The guest mode of x86_64; all other modes are arm64's.
+const X86_64_MODE: &str = "PXXV48_4K";
 
 impl TestTables {
     fn new(mode: &str) -> Self {
-        let of_architecture = if mode == X86_64 { x86_64::abi } else { abi };
-        let abi = of_architecture(mode.parse().unwrap());
-        Self { tables: Tables::new(BASE, abi), abi, shift: abi.mode.page_shift.into() }
+        let new_arch = if mode == X86_64_MODE { x86_64::guest_arch } else { guest_arch };
+        let arch = new_arch(mode.parse().unwrap());
+        let (tables, granule_shift) = (Stage1Tables::new(TABLES_ROOT, arch), arch.mode.page_shift);
+        Self { tables, arch, granule_shift: granule_shift.into() }
     }
 
     fn map(&mut self, address: u64, physical: u64, size: u64, map: GuestMap) {
         let (address, physical) = (GuestVirtAddr(address), GuestAddress(physical));
-        self.tables.map(address, physical, Bytes(size), self.abi.normal, map);
+        self.tables.map(address, physical, Bytes(size), self.arch.normal_memory, map);
     }
 
-    /// Returns the output address, the attributes and the size of the leaf that a walk reaches.
+    /// Walks the tables and returns the leaf's output address, attributes and size.
     fn walk(&self, address: u64) -> Option<(u64, u64, u64)> {
-        let Self { tables, abi, shift } = self;
+        let Self { tables, arch, granule_shift: shift } = self;
         let index_bits = shift - 3;
-        let bits = u32::from(abi.mode.va_bits);
-        let mut physical = BASE.0;
+        let bits = u32::from(arch.mode.va_bits);
+        let mut physical = TABLES_ROOT.0;
         let mut low = shift + (bits - shift - 1) / index_bits * index_bits;
         loop {
             let index = (address >> low) % (1 << index_bits);
-            let word = usize::try_from((physical - BASE.0) / 8 + index).unwrap();
-            let entry = tables.words()[word];
+            let word = usize::try_from((physical - TABLES_ROOT.0) / 8 + index).unwrap();
+            let entry = tables.entries()[word];
             let output = match shift {
                 12 => entry & 0xffff_ffff_f000,
                 14 => entry & 0xffff_ffff_c000,
                 _ => entry & 0xffff_ffff_0000 | ((entry >> 12) & 0xf) << 48,
             };
             let is_last = low == *shift;
-            let is_leaf = match (entry & 3, abi.mode.name) {
+            let is_leaf = match (entry & 3, arch.mode.name) {
                 (0, _) => return None,
                 // P, R/W, and PS except at the last level.
-                (3, X86_64) => is_last || entry & 1 << 7 != 0,
+                (3, X86_64_MODE) => is_last || entry & 1 << 7 != 0,
                 (3, _) => is_last,
                 (1, _) if !is_last => true,
                 _ => return None,
@@ -195,7 +195,7 @@ impl TestTables {
         }
     }
 
-    /// Returns output address and size of the leaf that maps an address.
+    /// Returns the output address and size of the leaf that maps an address.
     fn leaf(&self, address: u64) -> (u64, u64) {
         let (output, _, span) = self.walk(address).unwrap();
         (output, span)
@@ -204,10 +204,10 @@ impl TestTables {
 
 #[test]
 fn every_granule_of_the_range_is_mapped_and_none_outside() {
-    for mode in ["P48V48_4K", "P48V48_16K", "P36V47_16K", "P48V48_64K", X86_64] {
+    for mode in ["P48V48_4K", "P48V48_16K", "P36V47_16K", "P48V48_64K", X86_64_MODE] {
         let mut tables = TestTables::new(mode);
-        let granule = 1 << tables.shift;
-        let start = (1 << tables.abi.address_bits) - 40 * granule;
+        let granule = 1 << tables.granule_shift;
+        let start = (1 << tables.arch.address_bits) - 40 * granule;
         let physical = 0x40_0000_0000 - 40 * granule;
 
         tables.map(start, physical, 39 * granule, GuestMap::Blocks);
@@ -228,8 +228,8 @@ fn leaves_are_the_largest_that_fit_or_pages() {
         ("P48V48_4K", GuestMap::Pages, (gib, 4 * mib), gib + 0x2348, 4 << 10),
         ("P48V48_16K", GuestMap::Pages, (gib, 16 * mib), gib + 0x2348, 16 << 10),
         ("P48V48_64K", GuestMap::Pages, (gib, 64 * mib), gib + 0x2348, 64 << 10),
-        (X86_64, GuestMap::Pages, (gib, 4 * mib), gib + 0x2348, 4 << 10),
-        (X86_64, blocks, (gib, gib), gib + 0x12_3458, 2 * mib),
+        (X86_64_MODE, GuestMap::Pages, (gib, 4 * mib), gib + 0x2348, 4 << 10),
+        (X86_64_MODE, blocks, (gib, gib), gib + 0x12_3458, 2 * mib),
         ("P48V48_4K", blocks, (gib, gib), gib + 0x12_3458, gib),
         ("P48V48_4K", blocks, (2 * mib, 2 * mib), 2 * mib + 0x12_3458, 2 * mib),
         ("P48V48_16K", blocks, (32 * mib, 32 * mib), 33 * mib + 8, 32 * mib),
@@ -249,10 +249,10 @@ fn leaves_are_the_largest_that_fit_or_pages() {
 #[test]
 fn attributes_differ_between_normal_and_device_memory() {
     let mut tables = TestTables::new("P48V48_4K");
-    let (zero, size, device) = (GuestVirtAddr(0), Bytes::kib(4), tables.abi.device);
+    let (zero, size, device) = (GuestVirtAddr(0), Bytes::kib(4), tables.arch.device_memory);
     tables.tables.map(zero, GuestAddress(0), size, device, GuestMap::Blocks);
     tables.map(0x1000, 0x1000, 0x1000, GuestMap::Blocks);
-    let mut x86_64 = TestTables::new(X86_64);
+    let mut x86_64 = TestTables::new(X86_64_MODE);
     x86_64.map(2 << 20, 2 << 20, 2 << 20, GuestMap::Blocks);
 
     let (_, device, _) = tables.walk(0).unwrap();

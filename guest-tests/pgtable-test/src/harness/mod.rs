@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The harness: drives a machine through the phases and makes a record of each.
+//! The harness: drives a machine through the phases and creates a record of each.
 //!
 //! One iteration runs `create → logging-on → update → logging-off → rebuild → exec`, verifies
-//! contents (untimed), runs `unmap`, and prepares the region for a first touch again. Around each
-//! phase, in this order: all vCPU threads wait at the gate, event counters are read, the phase's
-//! [`mark`](granule_types::mark) is executed, *the phase* runs, the mark that ends it is executed,
-//! event counters are read again. So no time or count of a phase contains the wake-up of threads or
-//! the reading of counters.
+//! contents (untimed), runs `unmap`, and prepares the region for another first touch. For each
+//! phase, the vCPU threads wait at the gate while the harness reads the event counters and executes
+//! the phase's [`mark`](granule_types::mark). Then *the phase* runs. Then the harness marks its end
+//! and reads the counters again. So a phase's times and counts include neither the wake-up of
+//! threads nor the reading of counters.
 //!
-//! Between the phases, untimed: the backing is read from the host after `create`; the dirty bitmap
-//! is collected after `update` and must contain every page that the vCPUs wrote; vCPU 0 plants the
-//! instructions before `exec`. Any mismatch fails the run.
+//! Between phases, untimed: the harness reads the page sizes of the backing from the host after
+//! `create`; it checks after `update` that the dirty bitmap contains every page that the vCPUs
+//! wrote; vCPU 0 installs the instructions before `exec`. Any mismatch fails the run.
 //!
-//! The `migration` module runs a migration workload instead, with phases of its own.
+//! The `migration` module runs a migration workload instead.
 
 mod error;
 mod migration;
@@ -42,8 +42,7 @@ use runner::Runner;
 /// The plan of a run.
 #[derive(Debug, Clone)]
 pub struct RunPlan {
-    /// The configuration in the records. [`RunConfig::seed`] delays the vCPUs' starts; the harness
-    /// sets [`RunConfig::iteration`].
+    /// The configuration in the records. The harness sets [`RunConfig::iteration`].
     pub config: RunConfig,
     /// Number of iterations.
     pub iterations: u32,
@@ -53,12 +52,12 @@ pub struct RunPlan {
     pub migration: Option<Migration>,
     /// Time limit for the vCPUs in one phase.
     pub deadline: Duration,
-    /// `true` to continue when the host backs the region with other pages than configured.
-    pub accept_fallback: bool,
+    /// Lets the run continue if the host backs the region with pages of another size.
+    pub accepts_fallback: bool,
 }
 
 impl RunPlan {
-    /// Returns a plan of one iteration of all phases, with seed 0 and a limit of one minute.
+    /// Returns a plan of one iteration of all phases, with seed 0 and a time limit of one minute.
     pub fn new(mode: String, backing: Backing, memory: Bytes, vcpus: u32) -> Self {
         Self {
             config: RunConfig {
@@ -75,12 +74,12 @@ impl RunPlan {
             phases: PhaseSelection::all(),
             migration: None,
             deadline: Duration::from_secs(60),
-            accept_fallback: false,
+            accepts_fallback: false,
         }
     }
 
-    /// Returns the number of records of the run: one for each phase or round of each iteration.
-    pub fn records(&self) -> u64 {
+    /// Returns the number of records of the run: one for each phase or round, in each iteration.
+    pub fn record_count(&self) -> u64 {
         let unmap = usize::from(self.phases.contains(Phase::Unmap));
         let each = match self.migration {
             // Create, logging-on, the rounds, stop, logging-off.
@@ -97,24 +96,24 @@ impl RunPlan {
 /// Event of a run.
 #[derive(Debug)]
 pub enum RunEvent<'a> {
-    /// The machine exists.
-    Ready(&'a Region),
-    /// Every vCPU has entered the guest once.
-    Started,
-    /// The iteration with this number, from 0, begins.
-    Iteration(u32),
-    /// A phase is complete.
-    Phase(&'a Record),
+    /// Creation of the machine, with its region.
+    MachineReady(&'a Region),
+    /// Completion of the first guest entry of every vCPU.
+    VcpusStarted,
+    /// Start of an iteration, whose number counts from 0.
+    IterationStarted(u32),
+    /// Completion of a phase.
+    PhaseComplete(&'a Record),
 }
 
-/// Receiver of the events of a run. It runs outside any phase; its error ends the run.
+/// Receiver of a run's events, called outside the phases. Its error ends the run.
 pub type Observer<'a> = dyn FnMut(RunEvent<'_>) -> Result<(), Box<dyn Error + Send + Sync>> + 'a;
 
 /// Runs the test on a machine.
 ///
 /// # Errors
-/// The machine, a vCPU, a check or the observer failed; the observer has received the records of
-/// the phases before.
+/// The machine, a vCPU, a check or the observer failed. The observer has received the records of
+/// all complete phases.
 pub fn run(
     machine: &mut dyn Machine,
     plan: &RunPlan,
@@ -127,43 +126,42 @@ pub fn run(
     })
 }
 
-/// Runs an iteration.
 fn run_iteration(runner: &mut Runner<'_, '_>, iteration: u32) -> Result<(), HarnessError> {
-    runner.begin(iteration)?;
+    runner.begin_iteration(iteration)?;
     let written = create_and_update(runner)?;
     if runner.selects(Phase::Rebuild) {
         runner.guest_phase(Phase::Rebuild)?;
     }
     if runner.selects(Phase::Exec) {
-        runner.untimed_step("planting instructions", |tasks, vcpu| match vcpu {
-            0 => tasks.plant(),
-            _ => tasks.nothing(),
+        runner.untimed_step("installing instructions", |tasks, vcpu| match vcpu {
+            0 => tasks.install_return(),
+            _ => tasks.idle_task(),
         })?;
         runner.guest_phase(Phase::Exec)?;
     }
     if let Some(written) = written {
         runner.untimed_step("verifying contents", |tasks, vcpu| match vcpu {
             0 => Task { access: TaskAccess::Verify, ..written },
-            _ => tasks.nothing(),
+            _ => tasks.idle_task(),
         })?;
         check_contents(runner.machine, written)?;
     }
-    runner.finish()
+    runner.finish_iteration()
 }
 
-/// Runs the phases up to `logging-off` and returns the task that wrote last.
+/// Runs the phases up to `logging-off` and returns the last task that wrote.
 fn create_and_update(runner: &mut Runner<'_, '_>) -> Result<Option<Task>, HarnessError> {
     let mut written = None;
     if runner.selects(Phase::Create) {
         runner.guest_phase(Phase::Create)?;
-        written = Some(runner.tasks.written_by(Phase::Create));
+        written = Some(runner.tasks.writes_of(Phase::Create));
     }
     if runner.selects(Phase::LoggingOn) {
         runner.host_phase(Phase::LoggingOn, |machine| machine.set_dirty_logging(true))?;
     }
     if runner.selects(Phase::Update) {
         runner.guest_phase(Phase::Update)?;
-        let update = runner.tasks.written_by(Phase::Update);
+        let update = runner.tasks.writes_of(Phase::Update);
         let log = runner.machine.dirty_log();
         let log = log.map_err(host_error("reading the dirty bitmap"))?;
         check_dirty_log(&runner.region, update, &log)?;
@@ -178,21 +176,21 @@ fn create_and_update(runner: &mut Runner<'_, '_>) -> Result<Option<Task>, Harnes
     Ok(written)
 }
 
-/// Checks that the dirty bitmap contains every written page; it may contain more.
+/// Checks that the dirty bitmap contains every written page; it may report clean pages too.
 fn check_dirty_log(region: &Region, written: Task, log: &[u64]) -> Result<(), HarnessError> {
     let is_clean = |address: &GuestAddress| {
-        let page = (address.0 - region.start.0) / region.host_page.0;
-        let word = usize::try_from(page / 64).ok().and_then(|at| log.get(at));
+        let page = (address.0 - region.start.0) / region.host_page_size.0;
+        let word = usize::try_from(page / 64).ok().and_then(|index| log.get(index));
         word.is_none_or(|word| word >> (page % 64) & 1 == 0)
     };
     let mut missing = written.addresses().filter(is_clean);
     let Some(first) = missing.next() else {
         return Ok(());
     };
-    Err(HarnessError::DirtyLog {
-        missing: 1 + missing.count() as u64,
-        written: written.count,
-        first,
+    Err(HarnessError::IncompleteDirtyLog {
+        missing_pages: 1 + missing.count() as u64,
+        written_pages: written.count,
+        first_page: first,
     })
 }
 
@@ -203,7 +201,7 @@ fn check_contents(machine: &dyn Machine, written: Task) -> Result<(), HarnessErr
         let found = found.map_err(host_error("reading the region"))?;
         let expected = Task::value_at(written.seed, address);
         if found != expected {
-            return Err(HarnessError::Contents { address, expected, found });
+            return Err(HarnessError::WrongContents { address, expected, found });
         }
     }
     Ok(())

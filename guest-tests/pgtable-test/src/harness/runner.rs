@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The parts of a run that iterations and migrations share: phases, records, clean-up.
+//! Phases, records and clean-up, for iterations of the test and of a migration.
 
 use super::{
     Observer, RunEvent, RunPlan,
@@ -23,7 +23,6 @@ use granule_vmm::kvm::tracepoints::difference;
 /// Measurements of a phase or round.
 pub(super) struct PhaseMeasurement {
     pub(super) phase: Phase,
-    /// Number of the round of a migration.
     pub(super) round: Option<u32>,
     pub(super) times: TaskTimes,
     pub(super) events: EventCounts,
@@ -36,10 +35,9 @@ pub(super) struct Runner<'a, 'o> {
     pub(super) threads: TaskThreads,
     pub(super) plan: &'a RunPlan,
     pub(super) region: Region,
-    /// The tasks of the current iteration.
     pub(super) tasks: Tasks,
     iteration: u32,
-    obtained: Option<ResidentPages>,
+    resident_pages: Option<ResidentPages>,
     observer: &'a mut Observer<'o>,
 }
 
@@ -51,9 +49,9 @@ impl<'a, 'o> Runner<'a, 'o> {
         observer: &'a mut Observer<'o>,
     ) -> Result<Self, HarnessError> {
         let region = machine.region();
-        observer(RunEvent::Ready(&region)).map_err(HarnessError::Observer)?;
-        let threads =
-            TaskThreads::start(machine.take_vcpus(), plan.deadline).map_err(HarnessError::Start)?;
+        observer(RunEvent::MachineReady(&region)).map_err(HarnessError::Observer)?;
+        let threads = TaskThreads::start(machine.take_vcpus(), plan.deadline)
+            .map_err(HarnessError::StartVcpus)?;
         let mut runner = Self {
             tasks: Tasks::new(region, plan.config.seed, 0),
             region,
@@ -61,49 +59,47 @@ impl<'a, 'o> Runner<'a, 'o> {
             threads,
             plan,
             iteration: 0,
-            obtained: None,
+            resident_pages: None,
             observer,
         };
-        runner.untimed_step("entering the guest", |tasks, _| tasks.nothing())?;
-        runner.observe(RunEvent::Started)?;
+        runner.untimed_step("entering the guest", |tasks, _| tasks.idle_task())?;
+        runner.observe(RunEvent::VcpusStarted)?;
         Ok(runner)
     }
 
-    fn observe(&mut self, progress: RunEvent<'_>) -> Result<(), HarnessError> {
-        (self.observer)(progress).map_err(HarnessError::Observer)
+    fn observe(&mut self, event: RunEvent<'_>) -> Result<(), HarnessError> {
+        (self.observer)(event).map_err(HarnessError::Observer)
     }
 
-    /// Begins an iteration, with new tasks and unknown backing.
-    pub(super) fn begin(&mut self, iteration: u32) -> Result<(), HarnessError> {
+    pub(super) fn begin_iteration(&mut self, iteration: u32) -> Result<(), HarnessError> {
         self.iteration = iteration;
-        self.obtained = None;
+        self.resident_pages = None;
         self.tasks = Tasks::new(self.region, self.plan.config.seed, iteration);
-        self.observe(RunEvent::Iteration(iteration))
+        self.observe(RunEvent::IterationStarted(iteration))
     }
 
-    /// Ends an iteration: drops the backing, where selected or needed, and prepares the region for
-    /// the next iteration.
-    pub(super) fn finish(&mut self) -> Result<(), HarnessError> {
-        let more = self.iteration + 1 < self.plan.iterations;
+    /// Ends an iteration: drops the backing if `unmap` is selected or another iteration follows,
+    /// and prepares the region for the next iteration.
+    pub(super) fn finish_iteration(&mut self) -> Result<(), HarnessError> {
+        let has_next = self.iteration + 1 < self.plan.iterations;
         if self.selects(Phase::Unmap) {
             self.host_phase(Phase::Unmap, |machine| machine.drop_backing())?;
-        } else if more {
+        } else if has_next {
             let dropped = self.machine.drop_backing();
             dropped.map_err(host_error("dropping the backing"))?;
         }
-        if more {
+        if has_next {
             let restored = self.machine.restore_backing();
             restored.map_err(host_error("restoring the backing"))?;
         }
         Ok(())
     }
 
-    /// Returns whether the plan selects a phase.
     pub(super) fn selects(&self, phase: Phase) -> bool {
         self.plan.phases.contains(phase)
     }
 
-    /// Runs tasks outside any phase.
+    /// Runs tasks outside the phases.
     pub(super) fn untimed_step(
         &mut self,
         operation: &str,
@@ -122,19 +118,19 @@ impl<'a, 'o> Runner<'a, 'o> {
     pub(super) fn guest_phase(&mut self, phase: Phase) -> Result<(), HarnessError> {
         let vcpus = 0..self.threads.vcpus();
         let tasks: Vec<_> = vcpus.map(|vcpu| self.tasks.for_vcpu(phase, vcpu)).collect();
-        let operation = error::phase(phase);
+        let operation = error::in_phase(phase);
         let armed = self.threads.arm(&tasks, self.plan.config.seed);
         let armed = armed.map_err(threads_error(&operation))?;
-        let before = self.machine.events().map_err(host_error(error::COUNTERS))?;
-        mark::phase(phase);
+        let before = self.machine.events().map_err(host_error(error::READING_COUNTERS))?;
+        mark::begin_phase(phase);
         let times = armed.release();
-        mark::outside();
+        mark::end_phase();
         let times = times.map_err(threads_error(&operation))?;
-        let after = self.events()?;
-        if self.obtained.is_none() {
+        let after = self.read_events()?;
+        if self.resident_pages.is_none() {
             self.read_backing()?;
         }
-        self.record(phase, times, difference(&before, &after))
+        self.record_phase(phase, times, difference(&before, &after))
     }
 
     /// Runs a phase that the host executes.
@@ -143,29 +139,29 @@ impl<'a, 'o> Runner<'a, 'o> {
         phase: Phase,
         work: impl FnOnce(&mut dyn Machine) -> Result<Nanoseconds, MachineError>,
     ) -> Result<(), HarnessError> {
-        let before = self.events()?;
-        mark::phase(phase);
+        let before = self.read_events()?;
+        mark::begin_phase(phase);
         let total = work(self.machine);
-        mark::outside();
-        let after = self.events()?;
+        mark::end_phase();
+        let after = self.read_events()?;
         let times = TaskTimes {
-            total: total.map_err(host_error(&error::phase(phase)))?,
+            total: total.map_err(host_error(&error::in_phase(phase)))?,
             vcpus: Vec::new(),
         };
-        self.record(phase, times, difference(&before, &after))
+        self.record_phase(phase, times, difference(&before, &after))
     }
 
-    fn events(&mut self) -> Result<EventCounts, HarnessError> {
-        self.machine.events().map_err(host_error(error::COUNTERS))
+    fn read_events(&mut self) -> Result<EventCounts, HarnessError> {
+        self.machine.events().map_err(host_error(error::READING_COUNTERS))
     }
 
-    fn record(
+    fn record_phase(
         &mut self,
         phase: Phase,
         times: TaskTimes,
         events: EventCounts,
     ) -> Result<(), HarnessError> {
-        let gauges = self.machine.gauges().map_err(host_error(error::COUNTERS))?;
+        let gauges = self.machine.gauges().map_err(host_error(error::READING_COUNTERS))?;
         self.observe_phase(PhaseMeasurement { phase, round: None, times, events, gauges })
     }
 
@@ -179,7 +175,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             host: self.machine.host().clone(),
             engine: self.machine.engine().to_owned(),
             config: RunConfig { iteration: self.iteration, ..self.plan.config.clone() },
-            obtained: self.obtained.clone(),
+            resident_pages: self.resident_pages.clone(),
             phase,
             round,
             ns: times.total,
@@ -189,18 +185,20 @@ impl<'a, 'o> Runner<'a, 'o> {
             events,
             gauges,
         };
-        self.observe(RunEvent::Phase(&record))
+        self.observe(RunEvent::PhaseComplete(&record))
     }
 
-    /// Reads and checks the page sizes that back the region.
+    /// Reads and checks the sizes of the pages that back the region.
     fn read_backing(&mut self) -> Result<(), HarnessError> {
-        let obtained = self.machine.obtained();
-        let obtained = obtained.map_err(host_error("reading the backing of the region"))?;
-        let checked = check_backing(self.plan.config.backing, &self.region, &obtained);
-        self.obtained = Some(obtained);
+        let resident = self.machine.resident_pages();
+        let resident = resident.map_err(host_error("reading the backing of the region"))?;
+        let checked = check_backing(self.plan.config.backing, &self.region, &resident);
+        self.resident_pages = Some(resident);
         match checked {
-            Err(HarnessError::Backing { backing, obtained, .. }) if self.plan.accept_fallback => {
-                log::warn!("{backing} fell back to {}", error::PageList(&obtained));
+            Err(HarnessError::Fallback { backing, resident_pages, .. })
+                if self.plan.accepts_fallback =>
+            {
+                log::warn!("{backing} fell back to {}", error::ResidentPageList(&resident_pages));
                 Ok(())
             }
             checked => checked,
@@ -208,22 +206,22 @@ impl<'a, 'o> Runner<'a, 'o> {
     }
 }
 
-/// Checks that pages of the backing's size, and no others, back the whole region.
+/// Checks that only pages of the configured size back the region.
 fn check_backing(
     backing: Backing,
     region: &Region,
-    obtained: &ResidentPages,
+    resident_pages: &ResidentPages,
 ) -> Result<(), HarnessError> {
-    let whole = [(region.backing_page.0, region.size.0)];
-    let found = obtained.resident.iter();
+    let whole = [(region.backing_page_size.0, region.size.0)];
+    let found = resident_pages.resident_bytes.iter();
     let found = found.map(|(page, bytes)| (*page, *bytes));
     if found.filter(|(_, bytes)| *bytes > 0).eq(whole) {
         return Ok(());
     }
-    Err(HarnessError::Backing {
+    Err(HarnessError::Fallback {
         backing,
         size: region.size,
-        page: region.backing_page,
-        obtained: obtained.clone(),
+        page_size: region.backing_page_size,
+        resident_pages: resident_pages.clone(),
     })
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The machine on KVM as the harness uses it: memory, dirty log, counters, and for migration two
-//! words of each mailbox, which the guest and the harness use while the vCPUs run.
+//! [`Machine`] on KVM: memory, dirty bitmap, counters, and migration, which accesses two words of
+//! each mailbox page while the vCPUs run.
 
 use std::{
     error::Error,
@@ -11,18 +11,18 @@ use std::{
 use kvm_ioctls::VmFd;
 use vm_memory::Bytes as _;
 
-use super::during;
+use super::context;
 use crate::{
     clock,
     guest::{
         layout::Layout,
         mailbox::{STOP_OFFSET, WRITES_OFFSET},
     },
-    machine::{Machine, MachineError, MigrationOps, Region, Vcpu},
+    machine::{Machine, MachineError, MigrationOps, Region, TestVcpu},
 };
 use granule_types::{
     guest_mode::GuestMode,
-    record::{EventCounts, Host, ResidentPages},
+    record::{EventCounts, HostInfo, ResidentPages},
     units::{GuestAddress, Nanoseconds},
 };
 use granule_vmm::{
@@ -30,7 +30,7 @@ use granule_vmm::{
         memslot::{DirtyLog, Memslot},
         stage2_tables::{mapped_by_level, stage2_table_bytes},
         stats::{StatisticKind, Statistics},
-        tracepoints::EventCounters,
+        tracepoints::PerfCounters,
     },
     memory::GuestMemory,
 };
@@ -38,23 +38,23 @@ use granule_vmm::{
 /// A virtual machine on KVM with one region of memory under test.
 pub struct KvmMachine {
     pub(super) vm: VmFd,
-    pub(super) slot: Memslot,
-    pub(super) low_slot: Memslot,
-    pub(super) dirty: DirtyLog,
+    pub(super) region_slot: Memslot,
+    pub(super) low_memory_slot: Memslot,
+    pub(super) dirty_log: DirtyLog,
     pub(super) memory: GuestMemory,
     pub(super) layout: Arc<Layout>,
-    /// The vCPUs until they are handed out.
-    pub(super) vcpus: Vec<Box<dyn Vcpu>>,
+    /// The vCPUs, until [`Machine::take_vcpus`].
+    pub(super) vcpus: Vec<Box<dyn TestVcpu>>,
     pub(super) vcpu_count: usize,
     pub(super) statistics: Statistics,
-    pub(super) events: EventCounters,
-    pub(super) host: Host,
+    pub(super) events: PerfCounters,
+    pub(super) host: HostInfo,
     pub(super) ipa_bits: u8,
-    pub(super) accept_fallback: bool,
+    pub(super) accepts_fallback: bool,
 }
 
 impl KvmMachine {
-    /// Returns the guest mode in use.
+    /// Returns the guest mode.
     pub fn mode(&self) -> GuestMode {
         self.layout.mode()
     }
@@ -64,19 +64,19 @@ impl KvmMachine {
         self.ipa_bits
     }
 
-    /// Returns the addresses of a word in the mailbox page of each vCPU, in order.
-    fn words(&self, offset: u64) -> impl Iterator<Item = GuestAddress> {
+    /// Returns the address of the word at `offset` in each vCPU's mailbox page.
+    fn mailbox_words(&self, offset: u64) -> impl Iterator<Item = GuestAddress> {
         let layout = &self.layout;
         (0..self.vcpu_count).map(move |vcpu| GuestAddress(layout.mailbox(vcpu).0 + offset))
     }
 
     fn statistics(&self, kind: StatisticKind) -> Result<EventCounts, MachineError> {
-        self.statistics.read(kind).map_err(during("reading KVM's statistics"))
+        self.statistics.read(kind).map_err(context("reading KVM's statistics"))
     }
 }
 
 /// Returns a function that adds the guest address to an error of reading guest memory.
-fn reading<E: Error + Send + Sync + 'static>(at: GuestAddress) -> impl Fn(E) -> MachineError {
+fn read_error<E: Error + Send + Sync + 'static>(at: GuestAddress) -> impl Fn(E) -> MachineError {
     move |error| MachineError::new(format!("reading guest memory at {:#x}", at.0), error)
 }
 
@@ -85,14 +85,14 @@ impl fmt::Debug for KvmMachine {
         f.debug_struct("KvmMachine")
             .field("mode", &self.mode())
             .field("ipa_bits", &self.ipa_bits)
-            .field("slot", &self.slot)
-            .field("low_slot", &self.low_slot)
+            .field("region_slot", &self.region_slot)
+            .field("low_slot", &self.low_memory_slot)
             .finish_non_exhaustive()
     }
 }
 
 impl Machine for KvmMachine {
-    fn host(&self) -> &Host {
+    fn host(&self) -> &HostInfo {
         &self.host
     }
 
@@ -101,54 +101,56 @@ impl Machine for KvmMachine {
     }
 
     fn region(&self) -> Region {
-        let ram = self.slot.ram();
+        let ram = self.region_slot.ram();
         Region {
             start: ram.start(),
             size: ram.size(),
-            host_page: ram.plan().base_page(),
-            backing_page: ram.plan().page(),
+            host_page_size: ram.plan().base_page_size(),
+            backing_page_size: ram.plan().page_size(),
             host_address: ram.host_address(),
         }
     }
 
-    fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>> {
+    fn take_vcpus(&mut self) -> Vec<Box<dyn TestVcpu>> {
         let vcpus = std::mem::take(&mut self.vcpus);
-        assert!(!vcpus.is_empty(), "the vCPUs are handed out once");
+        assert!(!vcpus.is_empty(), "take_vcpus is called once");
         vcpus
     }
 
-    fn obtained(&self) -> Result<ResidentPages, MachineError> {
-        let ram = self.slot.ram();
-        let obtained = if self.accept_fallback { ram.resident() } else { ram.obtained() };
-        obtained.map_err(during("checking the memory under test"))
+    fn resident_pages(&self) -> Result<ResidentPages, MachineError> {
+        let ram = self.region_slot.ram();
+        let obtained =
+            if self.accepts_fallback { ram.resident_pages() } else { ram.checked_resident_pages() };
+        obtained.map_err(context("checking the memory under test"))
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {
-        let Self { vm, slot, dirty, .. } = self;
-        clock::timed(|| dirty.switch(vm, slot, on)).map_err(during("switching dirty logging"))
+        let Self { vm, region_slot, dirty_log, .. } = self;
+        clock::time_call(|| dirty_log.set_enabled(vm, region_slot, on))
+            .map_err(context("switching dirty logging"))
     }
 
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let Self { vm, slot, dirty, .. } = self;
-        dirty.read(vm, slot).map_err(during("reading the dirty bitmap"))
+        let Self { vm, region_slot, dirty_log, .. } = self;
+        dirty_log.read(vm, region_slot).map_err(context("reading the dirty bitmap"))
     }
 
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError> {
-        let ram = self.slot.ram();
-        clock::timed(|| ram.drop_backing()).map_err(during("dropping the memory under test"))
+        let ram = self.region_slot.ram();
+        clock::time_call(|| ram.drop_backing()).map_err(context("dropping the memory under test"))
     }
 
     fn restore_backing(&mut self) -> Result<(), MachineError> {
-        let restored = self.slot.ram().restore_backing();
-        restored.map_err(during("restoring the memory under test"))
+        let restored = self.region_slot.ram().restore_backing();
+        restored.map_err(context("restoring the memory under test"))
     }
 
     fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError> {
-        self.memory.map().read_obj(address).map_err(reading(address))
+        self.memory.map().read_obj(address).map_err(read_error(address))
     }
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
-        let mut counts = self.events.read().map_err(during("reading event counts"))?;
+        let mut counts = self.events.read().map_err(context("reading event counts"))?;
         counts.extend(self.statistics(StatisticKind::Cumulative)?);
         Ok(counts)
     }
@@ -170,35 +172,35 @@ impl Machine for KvmMachine {
 }
 
 impl MigrationOps for KvmMachine {
-    fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError> {
+    fn set_stop_request(&mut self, stop: bool) -> Result<(), MachineError> {
         let map = self.memory.map();
         let writing = "writing the stop request to the mailboxes";
         if !stop {
-            for word in self.words(WRITES_OFFSET) {
-                map.store(0_u64, word, Ordering::Release).map_err(during(writing))?;
+            for word in self.mailbox_words(WRITES_OFFSET) {
+                map.store(0_u64, word, Ordering::Release).map_err(context(writing))?;
             }
         }
-        for word in self.words(STOP_OFFSET) {
-            map.store(u64::from(stop), word, Ordering::Release).map_err(during(writing))?;
+        for word in self.mailbox_words(STOP_OFFSET) {
+            map.store(u64::from(stop), word, Ordering::Release).map_err(context(writing))?;
         }
         Ok(())
     }
 
-    fn writes(&self) -> Result<Vec<u64>, MachineError> {
+    fn write_counts(&self) -> Result<Vec<u64>, MachineError> {
         let map = self.memory.map();
-        self.words(WRITES_OFFSET)
+        self.mailbox_words(WRITES_OFFSET)
             .map(|word| map.load(word, Ordering::Acquire))
             .collect::<Result<_, _>>()
-            .map_err(during("reading the write counts from the mailboxes"))
+            .map_err(context("reading the write counts from the mailboxes"))
     }
 
     fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let Self { vm, slot, dirty, .. } = self;
-        dirty.collect(vm, slot).map_err(during("collecting the dirty bitmap"))
+        let Self { vm, region_slot, dirty_log, .. } = self;
+        dirty_log.read_and_clear(vm, region_slot).map_err(context("collecting the dirty bitmap"))
     }
 
-    fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError> {
+    fn read(&self, address: GuestAddress, buffer: &mut [u8]) -> Result<(), MachineError> {
         let map = self.memory.map();
-        map.read_slice(into, address).map_err(reading(address))
+        map.read_slice(buffer, address).map_err(read_error(address))
     }
 }

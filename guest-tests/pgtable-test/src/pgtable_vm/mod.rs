@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The page-table test's machine on KVM.
 //!
-//! [`KvmMachine::new`] creates memory, VM, memslots, vCPUs and guest program from a [`KvmConfig`].
-//! Guest mode, layout and memory come first, as they can fail without a VM; then the VM with the
-//! smallest address width that fits, its two memslots and its vCPUs.
+//! [`KvmMachine::new`] chooses the guest mode, lays out guest memory and loads the guest program,
+//! then creates a VM of the smallest address width that fits, its two memslots and its vCPUs.
 
 mod machine;
 mod vcpu;
@@ -28,7 +27,9 @@ use vm_memory::Bytes as _;
 use crate::{
     config::GuestMap,
     guest::{
-        layout::{ARCH_TABLES, LOW_MEMORY, Layout, LayoutError, PROGRAM_AREA_SIZE, place_region},
+        layout::{
+            DESCRIPTOR_TABLES, LOW_MEMORY, Layout, LayoutError, PROGRAM_AREA_SIZE, place_region,
+        },
         program,
     },
     machine::MachineError,
@@ -37,14 +38,14 @@ use arch as native;
 use granule_types::{
     backing::Backing,
     guest_mode::GuestMode,
-    record::Host,
+    record::HostInfo,
     units::{Bytes, GuestAddress},
 };
 use granule_vmm::{
     arch::{
         aarch64::vm::enable_eager_split,
         host::{self, TRACEPOINTS},
-        vm::{choose_ipa_bits, create_vm},
+        vm::{choose_ipa_width, create_vm},
     },
     kvm::{
         self,
@@ -52,11 +53,11 @@ use granule_vmm::{
         kick::KickTarget,
         memslot::{DirtyLog, DirtyMode, Memslot},
         stats::Statistics,
-        tracepoints::EventCounters,
+        tracepoints::PerfCounters,
     },
-    memory::{GuestMemory, GuestRam, HostPages, Plan, RamOptions},
+    memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions},
 };
-use vcpu::{GuestVcpu, time_per_read, warn_if_emulated};
+use vcpu::{KvmVcpu, time_per_read, warn_if_emulated};
 
 pub use machine::KvmMachine;
 
@@ -65,35 +66,35 @@ pub use machine::KvmMachine;
 pub struct KvmConfig {
     /// Backing of the region under test.
     pub backing: Backing,
-    /// Size of the region, rounded up to the backing's page and the guest's granule.
+    /// Size of the region, rounded up to the backing's page size and the guest's granule.
     pub memory: Bytes,
     /// Number of vCPUs, at least one.
     pub vcpus: u32,
-    /// Address widths and granule of the guest; `None` for the host's default.
+    /// Guest mode; `None` for the host's default.
     pub mode: Option<GuestMode>,
     /// Mapping of the region by the guest's stage-1 tables.
     pub guest_map: GuestMap,
-    /// Start of the region, rounded down to the backing's page and the guest's granule; `None` for
-    /// the top of the mode's physical addresses, as in the kernel's test.
+    /// Start of the region, rounded down to the backing's page size and the guest's granule; `None`
+    /// for the end of the mode's physical addresses, as in the kernel's test.
     pub phys_offset: Option<GuestAddress>,
-    /// `true` if the host populates the region before the guest accesses it.
+    /// Indicates that the host populates the region before the guest accesses it.
     pub prefault: bool,
-    /// `true` to continue when the host provides other pages than configured.
-    pub accept_fallback: bool,
-    /// Host CPUs to pin the vCPUs to, one for each in order; empty for no pinning.
-    pub pin: Vec<usize>,
+    /// Lets the run continue if the host provides pages of another size than configured.
+    pub accepts_fallback: bool,
+    /// Host CPU of each vCPU, in order; empty for no pinning.
+    pub pinned_cpus: Vec<usize>,
     /// Width of the VM's guest-physical addresses; `None` for the smallest that fits.
     pub ipa_bits: Option<u8>,
     /// Mode of dirty logging.
-    pub dirty: DirtyMode,
-    /// Chunk size of eager page splitting when logging starts; `None` for splits on write faults.
+    pub dirty_mode: DirtyMode,
+    /// Chunk size of eager page splitting when dirty logging starts; `None` to split on faults.
     pub eager_split: Option<Bytes>,
-    /// `true` to count the kernel's events, which takes time.
-    pub events: bool,
+    /// Enables counts of kernel events, which cost time.
+    pub counts_events: bool,
 }
 
 impl KvmConfig {
-    /// Returns a configuration with defaults for all but backing, size and number of vCPUs.
+    /// Returns a configuration with defaults for all other fields.
     pub const fn new(backing: Backing, memory: Bytes, vcpus: u32) -> Self {
         Self {
             backing,
@@ -103,113 +104,114 @@ impl KvmConfig {
             guest_map: GuestMap::Blocks,
             phys_offset: None,
             prefault: false,
-            accept_fallback: false,
-            pin: Vec::new(),
+            accepts_fallback: false,
+            pinned_cpus: Vec::new(),
             ipa_bits: None,
-            dirty: DirtyMode::Plain,
+            dirty_mode: DirtyMode::Plain,
             eager_split: None,
-            events: true,
+            counts_events: true,
         }
     }
 }
 
 /// Returns a function that adds the failed `operation` ("creating a vCPU") to an error.
-fn during<E: Into<Box<dyn Error + Send + Sync>>>(
+fn context<E: Into<Box<dyn Error + Send + Sync>>>(
     operation: &'static str,
 ) -> impl Fn(E) -> MachineError {
     move |error| MachineError::new(operation, error)
 }
 
-/// Memory of a guest, laid out and loaded.
+/// Guest memory with the loaded program.
 struct LoadedMemory {
     layout: Layout,
-    low: Arc<GuestRam>,
+    low_memory: Arc<GuestRam>,
     region: Arc<GuestRam>,
     memory: GuestMemory,
     ipa_bits: u8,
 }
 
 impl KvmMachine {
-    /// Creates the machine: memory, VM, memslots, vCPUs, guest program.
+    /// Creates the machine.
     ///
     /// # Errors
-    /// The host cannot provide the configuration.
+    /// The host does not support the configuration.
     pub fn new(config: KvmConfig) -> Result<Self, MachineError> {
         let vcpus = usize::try_from(config.vcpus).unwrap_or(usize::MAX);
-        if !config.pin.is_empty() && config.pin.len() != vcpus {
-            let count = config.pin.len();
+        if !config.pinned_cpus.is_empty() && config.pinned_cpus.len() != vcpus {
+            let count = config.pinned_cpus.len();
             let text =
                 format!("the list has {count} host CPUs for {vcpus} vCPUs; list one for each");
             return Err(MachineError::new("pinning vCPUs", text));
         }
-        // Before the machine, whose construction they do not count.
-        let events =
-            if config.events { EventCounters::open(TRACEPOINTS) } else { EventCounters::default() };
-        let kvm = kvm::open(host::explain_missing_driver).map_err(during("opening KVM"))?;
-        kvm::check_vcpus(&kvm, config.vcpus).map_err(during("creating vCPUs"))?;
+        // The vCPU threads, which start later, inherit the counters.
+        let events = config.counts_events.then(|| PerfCounters::open(TRACEPOINTS));
+        let kvm = kvm::open(host::explain_missing_driver).map_err(context("opening KVM"))?;
+        kvm::check_vcpu_count(&kvm, config.vcpus).map_err(context("creating vCPUs"))?;
         let (mode, end) = native::choose_mode(&kvm, config.mode)?;
         let loaded = load_memory(&config, &kvm, mode, end)?;
 
-        let vm = create_vm(&kvm, loaded.ipa_bits).map_err(during("creating the VM"))?;
+        let vm = create_vm(&kvm, loaded.ipa_bits).map_err(context("creating the VM"))?;
         let logging = "preparing dirty logging";
-        let rings = (config.dirty == DirtyMode::Ring)
+        let rings = (config.dirty_mode == DirtyMode::Ring)
             .then(|| DirtyRings::enable(&vm).map(Arc::new))
             .transpose()
-            .map_err(during(logging))?;
+            .map_err(context(logging))?;
         if let Some(chunk) = config.eager_split {
-            enable_eager_split(&vm, chunk).map_err(during(logging))?;
+            enable_eager_split(&vm, chunk).map_err(context(logging))?;
         }
         let slots = "creating memslots";
         let mut machine = Self {
-            dirty: DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(during(logging))?,
-            low_slot: Memslot::new(&vm, 0, loaded.low).map_err(during(slots))?,
-            slot: Memslot::new(&vm, 1, loaded.region).map_err(during(slots))?,
+            dirty_log: DirtyLog::new(&vm, config.dirty_mode, rings.clone())
+                .map_err(context(logging))?,
+            low_memory_slot: Memslot::new(&vm, 0, loaded.low_memory).map_err(context(slots))?,
+            region_slot: Memslot::new(&vm, 1, loaded.region).map_err(context(slots))?,
             vm,
             memory: loaded.memory,
             layout: Arc::new(loaded.layout),
             vcpus: Vec::new(),
             vcpu_count: vcpus,
             statistics: Statistics::default(),
-            events,
-            host: Host::of_this_machine()
-                .map_err(during("detecting the properties of this host"))?,
+            events: events.unwrap_or_default(),
+            host: HostInfo::of_this_host()
+                .map_err(context("detecting the properties of this host"))?,
             ipa_bits: loaded.ipa_bits,
-            accept_fallback: config.accept_fallback,
+            accepts_fallback: config.accepts_fallback,
         };
         machine.add_vcpus(&config, &kvm, rings.as_ref())?;
         machine.check_for_emulation()?;
         Ok(machine)
     }
 
-    /// Creates the vCPUs, and opens their statistics where configured.
+    /// Creates the vCPUs, and opens their statistics if configured.
     fn add_vcpus(
         &mut self,
         config: &KvmConfig,
         kvm: &Kvm,
         rings: Option<&Arc<DirtyRings>>,
     ) -> Result<(), MachineError> {
-        if config.events {
+        if config.counts_events {
             self.statistics.add_vm(&self.vm);
         }
         for index in 0..self.vcpu_count {
-            let fd = native::make_vcpu(kvm, &self.vm, index, &self.layout)?;
+            let fd = native::create_vcpu(kvm, &self.vm, index, &self.layout)?;
             if let Some(rings) = rings {
-                rings.add_vcpu(&fd).map_err(during("preparing dirty logging"))?;
+                rings.add_vcpu(&fd).map_err(context("preparing dirty logging"))?;
             }
             if index == 0 {
-                let features = native::features(&fd).map_err(during("reading CPU features"))?;
+                let features =
+                    native::cpu_features(&fd).map_err(context("reading CPU features"))?;
                 for (name, value) in features {
                     self.host.features.entry(name).or_insert(value);
                 }
             }
-            if config.events {
+            if config.counts_events {
                 self.statistics.add_vcpu(&fd);
             }
-            self.vcpus.push(Box::new(GuestVcpu {
+            self.vcpus.push(Box::new(KvmVcpu {
                 kick_target: KickTarget::default(),
                 fd,
                 index,
-                cpu: config.pin.get(index).copied(),
+                pinned_cpu: config.pinned_cpus.get(index).copied(),
                 layout: Arc::clone(&self.layout),
                 memory: self.memory.clone(),
                 rings: rings.cloned(),
@@ -218,21 +220,21 @@ impl KvmMachine {
         Ok(())
     }
 
-    /// Warns if KVM emulates guest instructions, and omits the counters that this KVM does not
-    /// update. On an emulated host time counts instructions, so the check would detect nothing.
+    /// Logs a warning if KVM emulates guest instructions, and removes the counters that this KVM
+    /// does not update. Does nothing on an emulated host, whose time counts instructions.
     fn check_for_emulation(&mut self) -> Result<(), MachineError> {
         let (None, Some(vcpu)) = (&self.host.emulator, self.vcpus.first_mut()) else {
             return Ok(());
         };
         let time =
-            time_per_read(vcpu.as_mut(), LOW_MEMORY).map_err(during("entering the guest"))?;
+            time_per_read(vcpu.as_mut(), LOW_MEMORY).map_err(context("entering the guest"))?;
         warn_if_emulated(time);
-        self.statistics.leave_out_uncounted().map_err(during("reading KVM's statistics"))?;
-        self.events.leave_out_uncounted().map_err(during("reading tracepoints"))
+        self.statistics.remove_uncounted().map_err(context("reading KVM's statistics"))?;
+        self.events.remove_uncounted().map_err(context("reading tracepoints"))
     }
 }
 
-/// Lays out guest memory, allocates it and loads the guest's program.
+/// Lays out and allocates guest memory, and loads the guest program.
 fn load_memory(
     config: &KvmConfig,
     kvm: &Kvm,
@@ -240,40 +242,42 @@ fn load_memory(
     end: GuestAddress,
 ) -> Result<LoadedMemory, MachineError> {
     let choosing = "choosing guest memory";
-    let pages = HostPages::of_this_host().map_err(during("reading the host's page sizes"))?;
-    let plan = Plan::new(config.backing, &pages).map_err(during(choosing))?;
+    let pages = HostPages::of_this_host().map_err(context("reading the host's page sizes"))?;
+    let plan = BackingPlan::new(config.backing, &pages).map_err(context(choosing))?;
     let end = match config.ipa_bits {
         Some(bits @ ..64) => end.min(GuestAddress(1 << bits)),
         _ => end,
     };
     let placing = "placing guest memory";
-    let align = Bytes(plan.page().0.max(mode.page_size().0));
+    let align = Bytes(plan.page_size().0.max(mode.page_size().0));
     let size = config
         .memory
         .checked_align_up(align)
         .ok_or(LayoutError::TooLarge { size: config.memory, end: end.0 })
-        .map_err(during(placing))?;
+        .map_err(context(placing))?;
     let start = place_region(end, mode.page_size(), size, align, config.phys_offset)
-        .map_err(during(placing))?;
+        .map_err(context(placing))?;
+    let arch = native::guest_arch(mode);
     let layout =
-        Layout::new(native::abi(mode), pages.base, config.vcpus, start, size, config.guest_map)
-            .map_err(during(placing))?;
-    let ipa_bits = choose_ipa_bits(kvm, GuestAddress(start.0 + size.0), config.ipa_bits)
-        .map_err(during(placing))?;
+        Layout::new(arch, pages.base_page_size, config.vcpus, start, size, config.guest_map)
+            .map_err(context(placing))?;
+    let ipa_bits = choose_ipa_width(kvm, GuestAddress(start.0 + size.0), config.ipa_bits)
+        .map_err(context(placing))?;
 
-    let low_plan = Plan::new(Backing::Anonymous, &pages).map_err(during(choosing))?;
+    let low_plan = BackingPlan::new(Backing::Anonymous, &pages).map_err(context(choosing))?;
     let options = |prefault| RamOptions { prefault, ..RamOptions::default() };
-    let low = GuestRam::new(low_plan, &pages, LOW_MEMORY, layout.low_size(), options(true))
-        .map_err(during("allocating memory for the guest's program"))?;
+    let low_memory =
+        GuestRam::new(low_plan, &pages, LOW_MEMORY, layout.low_memory_size(), options(true))
+            .map_err(context("allocating memory for the guest's program"))?;
     let region = GuestRam::new(plan, &pages, start, size, options(config.prefault))
-        .map_err(during("allocating the memory under test"))?;
-    let memory = GuestMemory::new(vec![Arc::clone(&low), Arc::clone(&region)])
-        .map_err(during("describing guest memory"))?;
+        .map_err(context("allocating the memory under test"))?;
+    let memory = GuestMemory::new(vec![Arc::clone(&low_memory), Arc::clone(&region)])
+        .map_err(context("describing guest memory"))?;
     load_program(&layout, &memory)?;
-    Ok(LoadedMemory { layout, low, region, memory, ipa_bits })
+    Ok(LoadedMemory { layout, low_memory, region, memory, ipa_bits })
 }
 
-/// Copies program and tables into guest memory.
+/// Copies the guest program and its tables into guest memory.
 fn load_program(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineError> {
     let loading = "loading the guest's program";
     let program = program();
@@ -281,13 +285,14 @@ fn load_program(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineErro
         return Err(MachineError::new(loading, "the program exceeds its area"));
     }
     let map = memory.map();
-    map.write_slice(program, LOW_MEMORY).map_err(during(loading))?;
-    map.write_slice(&bytes(layout.tables().words()), layout.tables().base())
-        .map_err(during(loading))?;
-    map.write_slice(&bytes(&native::extra(layout)), ARCH_TABLES).map_err(during(loading))
+    map.write_slice(program, LOW_MEMORY).map_err(context(loading))?;
+    map.write_slice(&to_le_bytes(layout.tables().entries()), layout.tables().root())
+        .map_err(context(loading))?;
+    map.write_slice(&to_le_bytes(&native::descriptor_tables(layout)), DESCRIPTOR_TABLES)
+        .map_err(context(loading))
 }
 
 /// Returns words as little-endian bytes.
-fn bytes(words: &[u64]) -> Vec<u8> {
+fn to_le_bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

@@ -3,10 +3,9 @@
 //! guest exits through a doorbell.
 //!
 //! On a host without hardware virtualisation (a virtual machine without nesting), some KVM
-//! implementations emulate a guest's kernel mode instruction by instruction. The test works there,
-//! but the guest's own instructions dominate every time. Before the first phase, vCPU 0 reads one
-//! address of the guest's program a thousand times; a time above that of any CPU is logged as a
-//! warning.
+//! implementations emulate the guest's kernel mode. The test works there, but the emulation
+//! dominates all times. So vCPU 0 reads an address of the guest program a thousand times before the
+//! first phase, and a time that is too long for any CPU is logged as a warning.
 
 use std::{io, sync::Arc};
 
@@ -23,7 +22,7 @@ use crate::{
         mailbox::{Doorbell, Mailbox},
         tables::GuestVirtAddr,
     },
-    machine::{Kick, MachineError, Vcpu, VcpuFailure},
+    machine::{Kick, MachineError, TestVcpu, VcpuFailure},
     task::{Task, TaskAccess},
 };
 use granule_types::units::{Bytes, GuestAddress, Nanoseconds};
@@ -43,20 +42,20 @@ impl Kick for Kicker {
     }
 }
 
-/// A vCPU that enters the guest at its program's entry.
-pub struct GuestVcpu {
-    // Dropped before `fd`, so that later kicks have no effect.
+/// A vCPU that runs the guest program.
+pub struct KvmVcpu {
+    // The target drops before `fd` (declaration order), so later kicks have no effect.
     pub kick_target: KickTarget,
     pub fd: VcpuFd,
     pub index: usize,
-    pub cpu: Option<usize>,
+    pub pinned_cpu: Option<usize>,
     pub layout: Arc<Layout>,
     pub memory: GuestMemory,
     pub rings: Option<Arc<DirtyRings>>,
 }
 
-/// Describes an exit that is not through a doorbell.
-fn unexpected(exit: &VcpuExit<'_>) -> String {
+/// Describes an exit other than through a doorbell.
+fn describe_unexpected_exit(exit: &VcpuExit<'_>) -> String {
     match exit {
         VcpuExit::MmioWrite(address, _) => {
             format!("the guest stored to {address:#x}, where there is no memory")
@@ -68,22 +67,22 @@ fn unexpected(exit: &VcpuExit<'_>) -> String {
     }
 }
 
-impl GuestVcpu {
-    /// Enters the guest and returns the doorbell of its exit; `None` if a signal interrupted the
-    /// vCPU, or its dirty ring was full and has been harvested.
+impl KvmVcpu {
+    /// Enters the guest and returns the doorbell through which it exits. Returns `None` if a signal
+    /// interrupted the vCPU, or if its dirty ring was full and has been harvested.
     fn enter(&mut self) -> Result<Option<Doorbell>, VcpuFailure> {
         let detail = match self.fd.run() {
             Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if self.rings.is_some() => {
-                match self.rings.as_ref().map_or(Ok(()), |rings| rings.drain()) {
+                match self.rings.as_ref().map_or(Ok(()), |rings| rings.harvest()) {
                     Ok(()) => return Ok(None),
                     Err(error) => error.to_string(),
                 }
             }
             Ok(exit) => match native::doorbell(&exit) {
                 Some(doorbell) => return Ok(Some(doorbell)),
-                None => unexpected(&exit),
+                None => describe_unexpected_exit(&exit),
             },
-            // EAGAIN: the kernel asks for another call.
+            // EAGAIN: KVM_RUN must be called again.
             Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => return Ok(None),
             Err(error) => {
                 let hint = match error.errno() {
@@ -104,8 +103,8 @@ impl GuestVcpu {
         VcpuFailure { pc: program_counter(&self.fd), ..VcpuFailure::new(self.index, exit, detail) }
     }
 
-    /// Returns the result that the guest reports through a doorbell.
-    fn result(&self, doorbell: Doorbell, task: &Task) -> Result<(), VcpuFailure> {
+    /// Returns the task's result, which the guest reports through a doorbell.
+    fn task_result(&self, doorbell: Doorbell, task: &Task) -> Result<(), VcpuFailure> {
         if doorbell == Doorbell::Done {
             return Ok(());
         }
@@ -115,35 +114,35 @@ impl GuestVcpu {
             .read_obj(self.layout.mailbox(self.index))
             .map_err(|error| self.failure("mailbox access failed", error.to_string()))?;
         let mut failure = self.failure("doorbell", "");
-        if doorbell == Doorbell::Differs {
-            let address = self.layout.physical_of(GuestVirtAddr(mailbox.differs_at));
+        if doorbell == Doorbell::Mismatch {
+            let address = self.layout.physical_address(GuestVirtAddr(mailbox.mismatch_address));
             failure.address = Some(address);
             failure.detail = format!(
                 "the guest read {:#x}, but {:#x} was written",
-                mailbox.differs_found,
+                mailbox.mismatch_value,
                 Task::value_at(task.seed, address),
             );
         } else {
-            let crash = native::explain(&mailbox);
+            let crash = native::explain_exception(&mailbox);
             failure.pc = Some(mailbox.pc);
             failure.syndrome = Some(mailbox.syndrome);
             failure.address = crash
                 .has_address
-                .then(|| self.layout.physical_of(GuestVirtAddr(mailbox.fault_address)));
+                .then(|| self.layout.physical_address(GuestVirtAddr(mailbox.fault_address)));
             failure.detail = crash.detail;
         }
         Err(failure)
     }
 }
 
-impl Vcpu for GuestVcpu {
+impl TestVcpu for KvmVcpu {
     fn bind(&mut self) -> Result<Box<dyn Kick>, MachineError> {
         let failed = |what: &str, error: io::Error| {
             MachineError::new(format!("{what} vCPU {}'s thread", self.index), error)
         };
         let name = std::ffi::CString::new(format!("vcpu {}", self.index)).unwrap_or_default();
         set_name(&name).map_err(|error| failed("naming", error.into()))?;
-        if let Some(cpu) = self.cpu {
+        if let Some(cpu) = self.pinned_cpu {
             let no_cpu = || {
                 MachineError::new(
                     format!("pinning vCPU {} to host CPU {cpu}", self.index),
@@ -165,16 +164,16 @@ impl Vcpu for GuestVcpu {
     }
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
-        let mailbox =
-            Mailbox::of_task(task, self.layout.virtual_of(task.start), native::DOORBELL_IN_MAILBOX);
+        let start = self.layout.virtual_address(task.start);
+        let mailbox = Mailbox::of_task(task, start, native::DOORBELL_IN_MAILBOX);
         self.memory
             .map()
             .write_obj(mailbox, self.layout.mailbox(self.index))
             .map_err(|error| self.failure("mailbox access failed", error.to_string()))?;
         loop {
             match self.enter()? {
-                Some(doorbell) => return self.result(doorbell, task),
-                None if !self.kick_target.kicked() => {}
+                Some(doorbell) => return self.task_result(doorbell, task),
+                None if !self.kick_target.is_kicked() => {}
                 None => {
                     return Err(self.failure("KVM_EXIT_INTR", "kicked before the task was done"));
                 }
@@ -183,31 +182,30 @@ impl Vcpu for GuestVcpu {
     }
 }
 
-const READS: u64 = 1000;
+const EMULATION_CHECK_READS: u64 = 1000;
 
-/// Limit of the time per read. A CPU takes a few nanoseconds; guest entry and exit, divided by the
-/// number of reads, add a few tens.
-const LIMIT: Nanoseconds = Nanoseconds(200);
+/// Maximum time of a read without emulation. A CPU takes a few nanoseconds; guest entry and exit,
+/// divided by the number of reads, add a few tens.
+const MAX_TIME_PER_READ: Nanoseconds = Nanoseconds(200);
 
-/// Measures the time of one iteration of the guest's loop of four instructions: the least of three
-/// measurements.
+/// Returns the shortest of three measured times of a read, a guest loop of four instructions.
 pub fn time_per_read(
-    vcpu: &mut dyn Vcpu,
+    vcpu: &mut dyn TestVcpu,
     address: GuestAddress,
 ) -> Result<Nanoseconds, VcpuFailure> {
-    let task = Task::new(TaskAccess::Read, address, READS, Bytes(0));
-    let mut least = u64::MAX;
+    let task = Task::new(TaskAccess::Read, address, EMULATION_CHECK_READS, Bytes(0));
+    let mut shortest = u64::MAX;
     for _ in 0..3 {
         let start = clock::now();
         vcpu.run(&task)?;
-        least = least.min(clock::between(start, clock::now()).0);
+        shortest = shortest.min(clock::elapsed(start, clock::now()).0);
     }
-    Ok(Nanoseconds(least / READS))
+    Ok(Nanoseconds(shortest / EMULATION_CHECK_READS))
 }
 
-/// Logs a warning if the time per read shows emulation.
+/// Logs a warning if the time of a read shows emulation.
 pub fn warn_if_emulated(time: Nanoseconds) {
-    if time > LIMIT {
+    if time > MAX_TIME_PER_READ {
         log::warn!(
             "this host's KVM takes {} ns for four guest instructions: it emulates them, and the \
              emulation dominates the measured times",

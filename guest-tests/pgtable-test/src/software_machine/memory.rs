@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The memory under test: anonymous memory of this process.
 //!
-//! Stage 2 maps it at [`HOST_START`], independent of its address in this process. All accesses and
-//! cache maintenance take output addresses of stage 2.
+//! Stage 2 maps the memory at [`OUTPUT_START`], independent of its address in this process. All
+//! accesses and CMOs take output addresses of stage 2.
 
 use std::{
     io,
@@ -13,13 +13,13 @@ use granule_stage2::PhysAddr;
 use rustix::mm::{Advice, madvise};
 use vm_memory::{MmapRegion, VolatileMemory, mmap::MmapRegionError};
 
-use super::{PAGE, cache::CacheMaintenance, index};
+use super::{PAGE_SIZE, cache::CacheMaintenance, to_usize};
 use granule_types::units::HostVirtAddr;
 
-/// Output address of the memory in stage 2, a multiple of 1G.
-const HOST_START: u64 = 1 << 44;
+/// Output address of the memory in stage 2, aligned to 1G.
+const OUTPUT_START: u64 = 1 << 44;
 
-/// The memory under test and the caches in front of it.
+/// The memory under test, and its cache maintenance.
 #[derive(Debug)]
 pub struct TestMemory {
     mapping: MmapRegion,
@@ -29,7 +29,7 @@ pub struct TestMemory {
 impl TestMemory {
     /// Maps and populates memory.
     pub fn new(size: u64) -> io::Result<Self> {
-        let mapping = MmapRegion::new(index(size)).map_err(|error| match error {
+        let mapping = MmapRegion::new(to_usize(size)).map_err(|error| match error {
             MmapRegionError::Mmap(error) => error,
             other => io::Error::other(other),
         })?;
@@ -42,35 +42,34 @@ impl TestMemory {
         self.mapping.size() as u64
     }
 
-    /// Returns the address in this process.
+    /// Returns the memory's address in this process.
     pub fn host_address(&self) -> HostVirtAddr {
         HostVirtAddr(self.mapping.as_ptr().addr() as u64)
     }
 
-    /// Returns the output address in stage 2 of an offset.
-    pub const fn phys(offset: u64) -> PhysAddr {
-        PhysAddr(HOST_START + offset)
+    /// Returns the stage-2 output address of an offset in the memory.
+    pub const fn output_address(offset: u64) -> PhysAddr {
+        PhysAddr(OUTPUT_START + offset)
     }
 
-    fn advise(&self, advice: Advice) -> io::Result<()> {
+    fn madvise(&self, advice: Advice) -> io::Result<()> {
         let (start, size) = (self.mapping.as_ptr(), self.mapping.size());
-        // SAFETY: the range is the whole mapping, which only this value uses; the advice populates
-        // it or discards its contents.
+        // SAFETY: only this value uses the mapping; the advice populates the mapping or discards
+        // its contents.
         unsafe { madvise(start.cast(), size, advice) }.map_err(io::Error::from)
     }
 
-    /// Discards the contents.
     pub fn discard(&self) -> io::Result<()> {
-        self.advise(Advice::LinuxDontNeed)
+        self.madvise(Advice::LinuxDontNeed)
     }
 
-    /// Populates every page.
     pub fn populate(&self) -> io::Result<()> {
-        match self.advise(Advice::LinuxPopulateWrite) {
-            // Linux before 5.14 has no such advice.
+        match self.madvise(Advice::LinuxPopulateWrite) {
+            // Linux supports the advice since 5.14.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                for page in 0..self.size() / PAGE {
-                    self.word(Self::phys(page * PAGE)).fetch_or(0, Ordering::Relaxed);
+                for page in 0..self.size() / PAGE_SIZE {
+                    self.word(Self::output_address(page * PAGE_SIZE))
+                        .fetch_or(0, Ordering::Relaxed);
                 }
                 Ok(())
             }
@@ -78,43 +77,41 @@ impl TestMemory {
         }
     }
 
-    /// Returns the word at an address.
+    /// Returns the word at an output address.
     ///
     /// # Panics
-    /// The address is outside the memory: a stage-2 entry is wrong.
+    /// The address is outside the memory, so a stage-2 entry is wrong.
     fn word(&self, phys: PhysAddr) -> &AtomicU64 {
-        let word = self.mapping.get_atomic_ref(index(phys.0.wrapping_sub(HOST_START)));
+        let word = self.mapping.get_atomic_ref(to_usize(phys.0.wrapping_sub(OUTPUT_START)));
         word.unwrap_or_else(|error| panic!("{phys} is outside the memory: {error}"))
     }
 
-    /// Reads 8 bytes.
     pub fn load(&self, phys: PhysAddr) -> u64 {
         self.word(phys).load(Ordering::Relaxed)
     }
 
-    /// Writes 8 bytes.
     pub fn store(&self, phys: PhysAddr, value: u64) {
         self.word(phys).store(value, Ordering::Relaxed);
     }
 
-    /// Returns address and length of a range in this process, truncated to the memory.
-    fn range(&self, phys: PhysAddr, size: u64) -> (*const u8, usize) {
-        let offset = index(phys.0.wrapping_sub(HOST_START)).min(self.mapping.size());
-        let size = index(size).min(self.mapping.size() - offset);
+    /// Returns a range as address and length in this process, truncated to the memory.
+    fn host_range(&self, phys: PhysAddr, size: u64) -> (*const u8, usize) {
+        let offset = to_usize(phys.0.wrapping_sub(OUTPUT_START)).min(self.mapping.size());
+        let size = to_usize(size).min(self.mapping.size() - offset);
         (self.mapping.as_ptr().wrapping_add(offset), size)
     }
 
     /// Cleans and invalidates a range to PoC, without waiting for completion.
     pub fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
-        let (start, size) = self.range(phys, size);
+        let (start, size) = self.host_range(phys, size);
         // SAFETY: the range is within the memory, which is mapped.
         unsafe { self.cache.clean_invalidate(start, size) };
     }
 
     /// Invalidates a range in the instruction caches, without waiting for completion.
-    pub fn invalidate_instructions(&self, phys: PhysAddr, size: u64) {
-        let (start, size) = self.range(phys, size);
+    pub fn invalidate_icache(&self, phys: PhysAddr, size: u64) {
+        let (start, size) = self.host_range(phys, size);
         // SAFETY: the range is within the memory, which is mapped.
-        unsafe { self.cache.invalidate_instructions(start, size) };
+        unsafe { self.cache.invalidate_icache(start, size) };
     }
 }

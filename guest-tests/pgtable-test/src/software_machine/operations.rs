@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The engine's operations of one vCPU, or of the host's thread.
+//! The engine's operations for one vCPU or for the host's thread.
 //!
-//! Loads and stores of entries go to the pool, cache maintenance and its barrier to this CPU. TLB
-//! invalidations are counted only, as no TLB exists.
+//! Loads and stores of entries access the table pool; this CPU executes CMOs and their barrier. TLB
+//! invalidations are only counted, as no TLB exists.
 
 use std::{
     cell::Cell,
@@ -16,13 +16,13 @@ use std::{
 use granule_stage2::{
     EntryAddress, Operations, PhysAddr, TableAddress,
     descriptor::Descriptor,
-    operations::{Dsb, Note, Order, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Note, Order, Tlbi, UnlinkedTable, Vmid},
     pool::NoMaintenance,
 };
 
 use super::state::{CountedEvent, MachineState};
 
-/// Operations of one vCPU, or of the host's thread.
+/// The engine's operations for one vCPU or for the host's thread.
 #[derive(Debug)]
 pub struct CpuOperations {
     pub state: Arc<MachineState>,
@@ -36,18 +36,18 @@ impl CpuOperations {
         Self { state: Arc::clone(state), cpu, vmid: Cell::default() }
     }
 
-    /// Frees unlinked tables that no walk can reach any more.
+    /// Frees unlinked tables that no walk uses any more.
     pub fn drain(&self) {
         self.state.reclaim.drain(&self.state.mmu, self);
     }
 
-    /// Returns the entries and counts of the tables, without maintenance.
+    /// Returns access to the tables' entries and reference counts, without CMOs.
     fn tables(&self) -> NoMaintenance<'_, Box<[AtomicU64]>> {
         NoMaintenance(&self.state.pool)
     }
 
-    fn count_lines(&self, what: CountedEvent, size: u64) {
-        self.state.count(what, size / self.state.memory.cache.data_line as u64);
+    fn count_lines(&self, event: CountedEvent, size: u64) {
+        self.state.count(event, size / self.state.memory.cache.data_line_size as u64);
     }
 }
 
@@ -70,7 +70,7 @@ impl Operations for CpuOperations {
     }
 
     fn allocate(&self) -> Option<TableAddress> {
-        self.state.count(CountedEvent::Tables, 1);
+        self.state.count(CountedEvent::TableAllocations, 1);
         self.state.pool.allocate()
     }
 
@@ -79,20 +79,20 @@ impl Operations for CpuOperations {
     }
 
     fn free_all(&self, tables: &[TableAddress]) {
-        self.state.frees.fetch_add(tables.len() as u64, Ordering::SeqCst);
+        self.state.freed_table_count.fetch_add(tables.len() as u64, Ordering::SeqCst);
         self.state.pool.free_all(tables);
     }
 
-    fn defer(&self, unlinked: Unlinked) {
-        self.state.reclaim.defer(unlinked);
+    fn defer_free(&self, unlinked: UnlinkedTable) {
+        self.state.reclaim.defer_free(unlinked);
     }
 
     fn begin_walk(&self) {
-        self.state.reclaim.begin(self.cpu);
+        self.state.reclaim.begin_walk(self.cpu);
     }
 
     fn end_walk(&self) {
-        self.state.reclaim.end(self.cpu);
+        self.state.reclaim.end_walk(self.cpu);
     }
 
     fn take_references(&self, table: TableAddress, count: u32) {
@@ -116,11 +116,11 @@ impl Operations for CpuOperations {
     fn isb(&self) {}
 
     fn tlbi(&self, kind: Tlbi) {
-        let what = match kind {
+        let event = match kind {
             Tlbi::Ipa { .. } | Tlbi::Range { .. } => CountedEvent::TlbiAddress,
             Tlbi::Stage1 { .. } | Tlbi::All { .. } => CountedEvent::TlbiAll,
         };
-        self.state.count(what, 1);
+        self.state.count(event, 1);
     }
 
     fn switch_vmid(&self, vmid: Vmid) -> Vmid {
@@ -128,17 +128,17 @@ impl Operations for CpuOperations {
     }
 
     fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
-        self.count_lines(CountedEvent::CleanedLines, size);
+        self.count_lines(CountedEvent::DataCacheLines, size);
         self.state.memory.clean_invalidate(phys, size);
     }
 
-    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
+    fn invalidate_icache(&self, range: Option<(PhysAddr, u64)>) {
         let Some((phys, size)) = range else {
-            self.state.count(CountedEvent::InvalidatedAll, 1);
+            self.state.count(CountedEvent::InstructionCacheAll, 1);
             return;
         };
-        self.count_lines(CountedEvent::InvalidatedLines, size);
-        self.state.memory.invalidate_instructions(phys, size);
+        self.count_lines(CountedEvent::InstructionCacheLines, size);
+        self.state.memory.invalidate_icache(phys, size);
     }
 
     /// Yields: the host may have fewer CPUs than vCPUs.
@@ -148,7 +148,7 @@ impl Operations for CpuOperations {
 
     fn note(&self, note: Note) {
         if note == Note::TopUp {
-            self.state.count(CountedEvent::TopUps, 1);
+            self.state.count(CountedEvent::MemcacheTopUps, 1);
         }
     }
 }

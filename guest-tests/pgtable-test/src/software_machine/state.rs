@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The state that the vCPUs and the host's thread share, and the host's part of a fault.
+//! State that the vCPUs and the host's thread share, and host memory for the engine's fault path.
 //!
-//! Engine and vCPUs handle freed tables differently. A table that shared walkers of the engine may
-//! use waits in `reclaim` until they end. A vCPU walks as hardware does, without a lock, while any
-//! table may be freed and reused: every free increments `frees`, and a vCPU repeats a walk during
-//! which `frees` changed.
+//! A table that shared walkers of the engine may use waits in `reclaim` until their walks end. A
+//! vCPU walks like hardware, without a lock, while any table may be freed and reused. So every free
+//! increments `freed_table_count`, and a vCPU repeats a walk during which it changed.
 
 use std::{
     fmt,
@@ -14,30 +13,30 @@ use std::{
 use granule_stage2::{
     Access, Ipa,
     epoch::EpochReclaim,
-    fault::{Host, Mmu, Page},
+    fault::{HostMemory, HostPage, Mmu},
     pool::TablePool,
 };
 use parking_lot::RawRwLock;
 
-use super::{PAGE, START, index, memory::TestMemory};
+use super::{PAGE_SIZE, REGION_START, memory::TestMemory, to_usize};
 use granule_types::record::EventCounts;
 
-/// A counted event.
+/// Event that the machine counts.
 #[derive(Debug, Clone, Copy)]
 pub enum CountedEvent {
     Faults,
     Retries,
-    CleanedLines,
-    InvalidatedLines,
-    InvalidatedAll,
+    DataCacheLines,
+    InstructionCacheLines,
+    InstructionCacheAll,
     TlbiAddress,
     TlbiAll,
-    Tables,
-    TopUps,
+    TableAllocations,
+    MemcacheTopUps,
 }
 
 /// Names of the counts in results, in the order of [`CountedEvent`].
-const NAMES: [&str; 9] = [
+const COUNT_NAMES: [&str; 9] = [
     "model_faults",
     "model_retries",
     "model_dc_lines",
@@ -49,31 +48,28 @@ const NAMES: [&str; 9] = [
     "model_topups",
 ];
 
-/// State of a machine.
 pub struct MachineState {
     pub memory: TestMemory,
     pub pool: TablePool<Box<[AtomicU64]>>,
     pub reclaim: EpochReclaim,
     pub mmu: Mmu<RawRwLock>,
-    /// Page size of the backing.
-    pub backing_page: u64,
-    pub logging: AtomicBool,
+    pub backing_page_size: u64,
+    pub is_logging: AtomicBool,
     /// Dirty bitmap: one bit for each page.
-    pub dirty: Box<[AtomicU64]>,
-    /// Number of invalidations of host pages, as `mmu_invalidate_seq`.
-    pub sequence: AtomicU64,
-    /// Number of freed tables: a walk during which it changes may have read a reused table.
-    pub frees: AtomicU64,
-    pub counts: [AtomicU64; NAMES.len()],
+    pub dirty_bitmap: Box<[AtomicU64]>,
+    /// Number of invalidations of host pages, as KVM's `mmu_invalidate_seq`.
+    pub invalidation_sequence: AtomicU64,
+    pub freed_table_count: AtomicU64,
+    pub counts: [AtomicU64; COUNT_NAMES.len()],
 }
 
 impl MachineState {
-    pub fn count(&self, what: CountedEvent, by: u64) {
-        self.counts[what as usize].fetch_add(by, Ordering::Relaxed);
+    pub fn count(&self, event: CountedEvent, n: u64) {
+        self.counts[event as usize].fetch_add(n, Ordering::Relaxed);
     }
 
     pub fn events(&self) -> EventCounts {
-        let counts = NAMES.iter().zip(&self.counts);
+        let counts = COUNT_NAMES.iter().zip(&self.counts);
         counts.map(|(name, count)| ((*name).to_owned(), count.load(Ordering::Relaxed))).collect()
     }
 }
@@ -84,33 +80,33 @@ impl fmt::Debug for MachineState {
     }
 }
 
-impl Host for MachineState {
-    fn page(&self, ipa: Ipa, _: Access) -> Option<Page> {
-        let offset = ipa.0.checked_sub(START).filter(|at| *at < self.memory.size())?;
-        let base = offset & !(self.backing_page - 1);
-        Some(Page {
-            ipa: Ipa(START + base),
-            phys: TestMemory::phys(base),
-            size: self.backing_page,
-            writable: true,
+impl HostMemory for MachineState {
+    fn look_up_page(&self, ipa: Ipa, _: Access) -> Option<HostPage> {
+        let offset = ipa.0.checked_sub(REGION_START).filter(|at| *at < self.memory.size())?;
+        let base = offset & !(self.backing_page_size - 1);
+        Some(HostPage {
+            ipa: Ipa(REGION_START + base),
+            phys: TestMemory::output_address(base),
+            size: self.backing_page_size,
+            is_writable: true,
         })
     }
 
-    fn logging(&self, _: Ipa) -> bool {
-        self.logging.load(Ordering::Acquire)
+    fn is_logging(&self, _: Ipa) -> bool {
+        self.is_logging.load(Ordering::Acquire)
     }
 
-    fn sequence(&self) -> u64 {
-        self.sequence.load(Ordering::Acquire)
+    fn invalidation_sequence(&self) -> u64 {
+        self.invalidation_sequence.load(Ordering::Acquire)
     }
 
     fn mark_dirty(&self, ipa: Ipa, size: u64) {
-        if !self.logging(ipa) {
+        if !self.is_logging(ipa) {
             return;
         }
-        let first = (ipa - Ipa(START)) / PAGE;
-        for page in first..first + size / PAGE {
-            if let Some(word) = self.dirty.get(index(page / 64)) {
+        let first = (ipa - Ipa(REGION_START)) / PAGE_SIZE;
+        for page in first..first + size / PAGE_SIZE {
+            if let Some(word) = self.dirty_bitmap.get(to_usize(page / 64)) {
                 word.fetch_or(1 << (page % 64), Ordering::Relaxed);
             }
         }

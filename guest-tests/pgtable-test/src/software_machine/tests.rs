@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The software machine under the harness, whose checks of contents and dirty bitmap must hold.
+//! Tests of the software machine under the harness, which checks contents and dirty bitmap.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn config(backing: Backing, policy: &str) -> SoftwareMachineConfig {
     SoftwareMachineConfig { backing, memory: Bytes::mib(8), vcpus: 4, policy: policy.to_owned() }
 }
 
-/// Returns the records of two iterations of all phases.
+/// Runs two iterations of all phases and returns their records.
 fn run(config: &SoftwareMachineConfig) -> Vec<Record> {
     let mut machine = SoftwareMachine::new(config).unwrap();
     let memory = machine.region().size;
@@ -31,7 +31,7 @@ fn run(config: &SoftwareMachineConfig) -> Vec<Record> {
     plan.config.prefault = true;
     let mut records = Vec::new();
     harness::run(&mut machine, &plan, &mut |progress| {
-        if let RunEvent::Phase(record) = progress {
+        if let RunEvent::PhaseComplete(record) = progress {
             records.push(record.clone());
         }
         Ok(())
@@ -41,8 +41,8 @@ fn run(config: &SoftwareMachineConfig) -> Vec<Record> {
 }
 
 fn total(records: &[Record], phase: Phase, event: &str) -> u64 {
-    let of = records.iter().filter(|record| record.phase == phase);
-    of.map(|record| record.events[event]).sum()
+    let records = records.iter().filter(|record| record.phase == phase);
+    records.map(|record| record.events[event]).sum()
 }
 
 #[test]
@@ -57,13 +57,13 @@ fn every_policy_runs_every_phase_on_every_page_size() {
 }
 
 #[test]
-fn the_series_cleans_each_line_once_in_create() {
-    let line = CacheMaintenance::of_this_cpu().data_line as u64;
+fn the_series_cleans_and_invalidates_each_line_once_in_create() {
+    let line = CacheMaintenance::of_this_cpu().data_line_size as u64;
     let lines = Bytes::mib(8).0 / line;
 
-    let after = run(&config(Backing::AnonymousThp, "linux-5.10+series"));
+    let records = run(&config(Backing::AnonymousThp, "linux-5.10+series"));
 
-    assert_eq!(total(&after, Phase::Create, "model_dc_lines"), 2 * lines);
+    assert_eq!(total(&records, Phase::Create, "model_dc_lines"), 2 * lines);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn populating_the_table_of_a_split_leaves_one_fault_for_each_block() {
 
     let faults = |records| total(records, Phase::Update, "model_faults");
     assert!(faults(&before) >= 2 * 4 * 257, "{}", faults(&before));
-    // While the host preempts the holder of an entry, the others retry without limit.
+    // While the host preempts the vCPU that locked an entry, the others retry without limit.
     let resolved = faults(&after) - total(&after, Phase::Update, "model_retries");
     assert!(resolved <= 2 * 4 * 4 * 2, "{resolved}");
     assert_eq!(total(&after, Phase::Rebuild, "model_dc_lines"), 0);
@@ -96,5 +96,6 @@ fn unsupported_configurations_are_refused() {
 fn too_many_vcpus_are_refused() {
     let mut config = config(Backing::Anonymous, "linux-5.10");
     config.vcpus = 99_999_999;
-    assert!(matches!(SoftwareMachine::new(&config), Err(SoftwareMachineError::Vcpus(99_999_999))));
+    let error = SoftwareMachine::new(&config).unwrap_err();
+    assert!(matches!(error, SoftwareMachineError::TooManyVcpus(99_999_999)));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A vCPU without a guest.
 //!
-//! For each access of a task it walks the stage-2 tables as a CPU does, and passes faults to the
-//! engine until the walk succeeds; then it accesses the memory.
+//! For each access of a task it walks the stage-2 tables like a CPU and passes faults to the
+//! engine, until the walk succeeds; then it accesses the memory.
 
 use std::{
     sync::{
@@ -22,25 +22,20 @@ use super::{
     state::{CountedEvent, MachineState},
 };
 use crate::{
-    guest::mailbox::PLANT_OFFSET,
-    machine::{Kick, MachineError, Vcpu, VcpuFailure},
+    guest::mailbox::RETURN_OFFSET,
+    machine::{Kick, MachineError, TestVcpu, VcpuFailure},
     task::{Task, TaskAccess},
 };
 use granule_types::units::GuestAddress;
 
-/// The "return" instruction that [`TaskAccess::Plant`] writes.
-#[cfg(target_arch = "aarch64")]
-const RETURN: u64 = 0xd65f_03c0;
-/// The "return" instruction that [`TaskAccess::Plant`] writes.
-#[cfg(target_arch = "x86_64")]
-const RETURN: u64 = 0xc3;
+/// The "return" instruction that [`TaskAccess::InstallReturn`] writes.
+const RETURN_INSTRUCTION: u64 = if cfg!(target_arch = "aarch64") { 0xd65f_03c0 } else { 0xc3 };
 
-/// Error of an access.
 enum AccessError {
     Kicked,
     Fault(FaultError),
-    /// The vCPU found this value in place of the expected one.
-    Differs(u64),
+    /// Value that the vCPU read instead of the expected one.
+    Mismatch(u64),
 }
 
 /// A vCPU on the stage-2 engine.
@@ -49,27 +44,27 @@ pub struct SoftwareVcpu {
     index: usize,
     ops: CpuOperations,
     memcache: Memcache,
-    kicked: Arc<AtomicBool>,
+    is_kicked: Arc<AtomicBool>,
 }
 
 impl SoftwareVcpu {
     pub fn new(index: usize, state: &Arc<MachineState>) -> Self {
         let ops = CpuOperations::new(state, index);
-        Self { index, ops, memcache: Memcache::new(), kicked: Arc::default() }
+        Self { index, ops, memcache: Memcache::new(), is_kicked: Arc::default() }
     }
 
-    /// Returns the host address of a guest address, after handling the access's faults.
+    /// Returns the output address of an IPA, and handles the faults of the access.
     fn translate(&mut self, ipa: Ipa, access: Access) -> Result<PhysAddr, AccessError> {
         let state = &*self.ops.state;
         loop {
-            if self.kicked.load(Ordering::Relaxed) {
+            if self.is_kicked.load(Ordering::Relaxed) {
                 return Err(AccessError::Kicked);
             }
-            let before = state.frees.load(Ordering::Acquire);
+            let before = state.freed_table_count.load(Ordering::Acquire);
             let result = state.mmu.walker().translate(&self.ops, ipa, access);
             fence(Ordering::Acquire);
-            if state.frees.load(Ordering::Relaxed) != before {
-                // The walk may have read a table that was freed and reused meanwhile.
+            if state.freed_table_count.load(Ordering::Relaxed) != before {
+                // The walk may have read a table that was freed and reused.
                 continue;
             }
             let fault = match result {
@@ -83,66 +78,65 @@ impl SoftwareVcpu {
                 // The host may have fewer CPUs than vCPUs.
                 thread::yield_now();
             }
-            if state.reclaim.is_waiting() {
+            if state.reclaim.has_deferred() {
                 self.ops.drain();
             }
         }
     }
 
-    /// Reads 8 bytes.
-    fn read(&mut self, at: u64, access: Access) -> Result<u64, AccessError> {
-        let phys = self.translate(Ipa(at), access)?;
+    fn read(&mut self, address: u64, access: Access) -> Result<u64, AccessError> {
+        let phys = self.translate(Ipa(address), access)?;
         Ok(self.ops.state.memory.load(phys))
     }
 
     /// Reads 8 bytes, which must equal `expected`.
-    fn compare(&mut self, at: u64, access: Access, expected: u64) -> Result<(), AccessError> {
-        match self.read(at, access)? {
+    fn compare(&mut self, address: u64, access: Access, expected: u64) -> Result<(), AccessError> {
+        match self.read(address, access)? {
             found if found == expected => Ok(()),
-            found => Err(AccessError::Differs(found)),
+            found => Err(AccessError::Mismatch(found)),
         }
     }
 
-    /// Writes 8 bytes.
-    fn write(&mut self, at: u64, value: u64) -> Result<(), AccessError> {
-        let phys = self.translate(Ipa(at), Access::Write)?;
+    fn write(&mut self, address: u64, value: u64) -> Result<(), AccessError> {
+        let phys = self.translate(Ipa(address), Access::Write)?;
         self.ops.state.memory.store(phys, value);
         Ok(())
     }
 
-    /// Performs a task's access at one address.
-    fn visit(&mut self, task: &Task, at: u64) -> Result<(), AccessError> {
-        let value = Task::value_at(task.seed, GuestAddress(at));
+    fn access(&mut self, task: &Task, address: u64) -> Result<(), AccessError> {
+        let value = Task::value_at(task.seed, GuestAddress(address));
         match task.access {
-            // The machine has no migration operations, so no task writes at random.
+            // Tasks write at random only on machines with migration operations.
             TaskAccess::Nothing | TaskAccess::WriteAtRandom => Ok(()),
-            TaskAccess::Read => self.read(at, Access::Read).map(drop),
-            TaskAccess::Write => self.write(at, value),
+            TaskAccess::Read => self.read(address, Access::Read).map(drop),
+            TaskAccess::Write => self.write(address, value),
             TaskAccess::WriteThenRead => {
-                self.write(at, value)?;
-                let first = at + task.inner_first.0;
-                (0..task.inner_count).try_for_each(|inner| {
-                    self.read(first + inner * task.inner_stride.0, Access::Read).map(drop)
+                self.write(address, value)?;
+                let first = address + task.read_offset.0;
+                (0..task.read_count).try_for_each(|inner| {
+                    self.read(first + inner * task.read_stride.0, Access::Read).map(drop)
                 })
             }
-            TaskAccess::Plant => self.write(at + PLANT_OFFSET, RETURN),
-            TaskAccess::Execute => self.compare(at + PLANT_OFFSET, Access::Fetch, RETURN),
-            TaskAccess::Verify => self.compare(at, Access::Read, value),
+            TaskAccess::InstallReturn => self.write(address + RETURN_OFFSET, RETURN_INSTRUCTION),
+            TaskAccess::Execute => {
+                self.compare(address + RETURN_OFFSET, Access::Fetch, RETURN_INSTRUCTION)
+            }
+            TaskAccess::Verify => self.compare(address, Access::Read, value),
         }
     }
 }
 
-impl Vcpu for SoftwareVcpu {
+impl TestVcpu for SoftwareVcpu {
     fn bind(&mut self) -> Result<Box<dyn Kick>, MachineError> {
-        Ok(Box::new(Arc::clone(&self.kicked)))
+        Ok(Box::new(Arc::clone(&self.is_kicked)))
     }
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
         for number in 0..task.count {
             let at = task.start.0 + number * task.stride.0;
-            let (exit, detail) = match self.visit(task, at) {
+            let (exit, detail) = match self.access(task, at) {
                 Ok(()) => continue,
-                Err(AccessError::Differs(found)) => {
+                Err(AccessError::Mismatch(found)) => {
                     ("VERIFY", format!("the vCPU read {found:#x}, which no vCPU wrote"))
                 }
                 Err(AccessError::Kicked) => ("KICKED", "the vCPU was kicked".to_owned()),

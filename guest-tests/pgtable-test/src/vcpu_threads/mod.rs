@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One thread for each vCPU; all are released together and must finish by a deadline.
+//! Threads that run the vCPUs, one for each. They start a phase together and have a deadline.
 //!
 //! The vCPUs execute tasks in three steps:
 //!
-//! 1. [`TaskThreads::arm`] sends every thread its own task. Each thread takes it and waits at the
-//!    gate. `arm` returns when all threads wait there and the seed's delay is over, so no measured
-//!    time contains the wake-up of threads.
+//! 1. [`TaskThreads::arm`] sends a task to every thread, which then waits at the gate. `arm`
+//!    returns when all threads wait and the seed's delay is over, so no measured time includes the
+//!    wake-up of threads.
 //! 2. [`ArmedTasks::release`] opens the gate, which wakes all threads with one system call. Each
 //!    thread spins for its seeded delay, reads the clock, runs its task, reads the clock again and
-//!    stores its own completion. Only the last one, or one that fails, wakes the harness.
-//! 3. `release` returns the time from the opening of the gate to the end of the last vCPU, and each
-//!    vCPU's own time without its seeded delay.
+//!    stores its completion. Only the last thread, or one that fails, wakes the harness.
+//! 3. `release` returns the time from the opening of the gate to the last completion, and each
+//!    vCPU's time without its seeded delay.
 //!
-//! Tasks are not taken from a common queue, so no thread can run another's task or its own twice.
-//! When a vCPU fails or the deadline passes, the vCPUs still in the guest are kicked, and the error
-//! holds the first failure, or the state of each late vCPU. After a failure the threads accept no
+//! Each thread has its own channel of tasks, so no thread runs another's task or its own twice.
+//! When a vCPU fails or the deadline passes, the harness kicks the vCPUs still in the guest. The
+//! error then holds the first failure or the state of each late vCPU, and the threads accept no
 //! more tasks.
 //!
 //! [`ArmedTasks::open`] opens the gate without waiting, so that the harness can work while the
 //! vCPUs run; `release` then waits for them.
 //!
-//! Dropping [`TaskThreads`] ends and joins every thread, except those of vCPUs that stay in the
-//! guest although kicked: a join would never return, so the error names them and they are left
-//! behind.
+//! Dropping [`TaskThreads`] ends and joins the threads, except those whose vCPU stays in the guest
+//! although kicked: a join would not return. The error names these vCPUs.
 
 mod gate;
 mod threads;
@@ -35,47 +34,41 @@ use crate::machine::{MachineError, VcpuFailure};
 
 pub use threads::{ArmedTasks, TaskThreads, TaskTimes};
 
-/// Error of the vCPU threads. After any of these they accept no more tasks.
+/// Error of the vCPU threads, which then accept no more tasks.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "each message describes its variant")]
 pub enum TaskThreadsError {
-    /// A thread cannot be started.
     #[error("cannot start the thread of vCPU {0}")]
     Spawn(usize, #[source] io::Error),
-    /// A vCPU cannot be bound to its thread.
     #[error("cannot bind vCPU {0} to its thread")]
     Bind(usize, #[source] MachineError),
-    /// A vCPU failed first; the others were kicked.
     #[error("{0}")]
     Failed(Box<VcpuFailure>),
-    /// The thread of a vCPU panicked, which is a defect of the machine.
     #[error("the thread of vCPU {0} panicked: {1}")]
     Panicked(usize, String),
-    /// Some vCPUs did not finish in time and were kicked.
     #[error(
         "{} of {vcpus} vCPUs did not finish within {deadline:?}:{}",
-        unfinished.len(),
-        Lines(unfinished)
+        unfinished_vcpus.len(),
+        UnfinishedVcpus(unfinished_vcpus)
     )]
     Deadline {
-        /// The limit of one phase.
         deadline: Duration,
-        /// Number of vCPUs.
         vcpus: usize,
-        /// The vCPUs that did not finish, in order, each with its state when it was kicked: `None`
-        /// where it finished meanwhile, or stayed in the guest ([`TaskThreadsError::Stuck`]).
-        unfinished: Vec<(usize, Option<VcpuFailure>)>,
+        /// The vCPUs that did not finish, in order, each with its state when it was kicked, or
+        /// `None` if it then finished or stayed in the guest ([`TaskThreadsError::Stuck`]).
+        unfinished_vcpus: Vec<(usize, Option<VcpuFailure>)>,
     },
-    /// Some vCPUs stayed in the guest although they were kicked after a failure, the source.
-    #[error("vCPUs {0:?} stay in the guest although kicked; their threads are left behind")]
+    /// Error returned when vCPUs, kicked after a failure (the source), stay in the guest.
+    #[error("vCPUs {0:?} stay in the guest although kicked; their threads are not joined")]
     Stuck(Vec<usize>, #[source] Box<TaskThreadsError>),
-    /// The threads have ended, after a failure or because armed tasks were dropped.
+    /// Error returned once the threads have ended, after a failure or a drop of armed tasks.
     #[error("the vCPU threads have ended; create a new machine")]
     Stopped,
 }
 
-struct Lines<'a>(&'a [(usize, Option<VcpuFailure>)]);
+struct UnfinishedVcpus<'a>(&'a [(usize, Option<VcpuFailure>)]);
 
-impl fmt::Display for Lines<'_> {
+impl fmt::Display for UnfinishedVcpus<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (vcpu, failure) in self.0 {
             match failure {
@@ -89,7 +82,7 @@ impl fmt::Display for Lines<'_> {
 
 #[cfg(test)]
 mod tests {
-    //! The vCPU threads against fake vCPUs that hang, fail and panic.
+    //! Tests of the vCPU threads on fake vCPUs that hang, fail and panic.
 
     use std::{
         collections::BTreeSet,
@@ -110,8 +103,7 @@ mod tests {
 
     fn start(vcpus: usize, defect: Defect) -> Result<(TaskThreads, FakeMachine), TaskThreadsError> {
         let mut machine = FakeMachine::new(vcpus, Bytes::kib(64), defect);
-        // Only tests that expect the deadline to pass use a short one, as a busy machine may exceed
-        // it.
+        // Other tests would exceed a short deadline on a busy machine.
         let deadline = match defect {
             Defect::Hangs(_) => SHORT_DEADLINE,
             _ => LONG_DEADLINE,
@@ -142,7 +134,7 @@ mod tests {
             assert!(times.vcpus.iter().all(|own| *own <= times.total));
         }
 
-        let log = &machine.state.memory().log;
+        let log = &machine.state.memory().tasks;
         let seen: BTreeSet<_> = log.iter().map(|(vcpu, task)| (task.seed, *vcpu)).collect();
         assert_eq!(log.len(), 400, "no task ran twice");
         assert!(seen.iter().all(|(seed, vcpu)| *seed % 8 == *vcpu as u64));
@@ -169,11 +161,11 @@ mod tests {
         let error = run(&mut threads, 0).unwrap_err();
 
         let text = error.to_string();
-        let TaskThreadsError::Deadline { unfinished, vcpus: 4, .. } = error else {
+        let TaskThreadsError::Deadline { unfinished_vcpus, vcpus: 4, .. } = error else {
             panic!("{text}");
         };
-        assert_eq!(unfinished.len(), 1);
-        assert_eq!(unfinished[0].1.as_ref().unwrap().pc, Some(0x1002));
+        assert_eq!(unfinished_vcpus.len(), 1);
+        assert_eq!(unfinished_vcpus[0].1.as_ref().unwrap().pc, Some(0x1002));
         assert!(text.starts_with("1 of 4 vCPUs did not finish within 200ms"), "{text}");
         assert!(text.contains("vCPU 2 failed: KICKED, PC 0x1002"), "{text}");
     }
@@ -225,6 +217,6 @@ mod tests {
 
         assert!(matches!(run(&mut threads, 0), Err(TaskThreadsError::Stopped)));
         drop(threads);
-        assert!(machine.state.memory().log.is_empty());
+        assert!(machine.state.memory().tasks.is_empty());
     }
 }

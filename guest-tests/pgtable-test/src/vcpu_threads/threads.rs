@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The threads, and the harness's side of them: start, arm, release, failure handling.
-//!
-//! Each thread binds its vCPU. For each task it waits at the gate, then stores the completion.
+//! vCPU threads, and their control by the harness: start, arm, release, failure handling.
 
 use std::{
     any::Any,
@@ -21,17 +19,17 @@ use super::{
 };
 use crate::{
     clock,
-    machine::{Kick, MachineError, Vcpu},
+    machine::{Kick, MachineError, TestVcpu},
     task::Task,
 };
 use granule_types::units::Nanoseconds;
 
-/// One thread's task for one generation of the gate.
+/// A task for one thread and one generation of the gate.
 #[derive(Debug)]
 struct Assignment {
     task: Task,
     generation: u32,
-    /// Loop iterations between gate and guest entry.
+    /// Delay between gate and guest entry, in loop iterations.
     delay: u64,
 }
 
@@ -43,14 +41,14 @@ struct Completion {
     result: Result<(), TaskThreadsError>,
 }
 
-/// An event that wakes the harness.
+/// Event that wakes the harness.
 #[derive(Debug)]
 enum ThreadEvent {
-    /// The last thread waits at the gate.
+    /// Arrival of the last thread at the gate.
     AllArmed,
-    /// The last completion is stored.
+    /// Storing of the last completion.
     AllCompleted,
-    /// The task of this vCPU failed.
+    /// Failure of the task of this vCPU.
     Failed(usize),
 }
 
@@ -59,75 +57,73 @@ enum ThreadEvent {
 struct SharedState {
     gate: Gate,
     /// Number of threads that have not yet reached the gate.
-    unarmed: AtomicUsize,
+    unarmed_thread_count: AtomicUsize,
     /// Number of completions not yet stored.
-    running: AtomicUsize,
+    running_task_count: AtomicUsize,
     completions: Vec<Mutex<Option<Completion>>>,
 }
 
 impl SharedState {
-    /// Returns a vCPU's completion, if it is stored.
     fn completion(&self, vcpu: usize) -> MutexGuard<'_, Option<Completion>> {
         let completion = self.completions[vcpu].lock();
         completion.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A started thread, as the harness uses it.
+/// The harness's handle of a vCPU thread.
 #[derive(Debug)]
 pub(super) struct VcpuThread {
     assignments: Sender<Assignment>,
     kick: Box<dyn Kick>,
-    /// `None` for a thread that is left behind.
+    /// Handle to join the thread; `None` if its vCPU is stuck in the guest.
     pub(super) handle: Option<JoinHandle<()>>,
 }
 
 impl VcpuThread {
-    /// Starts the thread and binds the vCPU to it.
     fn start(
         index: usize,
-        vcpu: Box<dyn Vcpu>,
+        vcpu: Box<dyn TestVcpu>,
         shared: &Arc<SharedState>,
         events: Sender<ThreadEvent>,
     ) -> Result<Self, TaskThreadsError> {
         let (assignments, received) = mpsc::channel();
-        let (bound, kick) = mpsc::channel();
+        let (kick_sender, kick) = mpsc::channel();
         let shared = shared.clone();
         let handle = Builder::new()
             .name(format!("vcpu {index}"))
-            .spawn(move || serve(index, vcpu, &shared, bound, received, events))
+            .spawn(move || run_vcpu_thread(index, vcpu, &shared, kick_sender, received, events))
             .map_err(|error| TaskThreadsError::Spawn(index, error))?;
         match kick.recv() {
             Ok(Ok(kick)) => Ok(Self { assignments, kick, handle: Some(handle) }),
             Ok(Err(error)) => Err(TaskThreadsError::Bind(index, error)),
             Err(_) => {
-                let message = "while it was bound".to_owned();
+                let message = "while the vCPU was bound".to_owned();
                 Err(TaskThreadsError::Panicked(index, message))
             }
         }
     }
 }
 
-/// Runs a vCPU's thread until the assignments' sender is dropped or the gate is closed.
+/// Runs a vCPU's thread until the sender of assignments is dropped or the gate is closed.
 ///
-/// A failed `send` means that the harness has been dropped; the next `recv` then ends the thread.
-fn serve(
+/// A `send` fails if the receiver has been dropped; the next `recv` then ends the thread.
+fn run_vcpu_thread(
     index: usize,
-    mut vcpu: Box<dyn Vcpu>,
+    mut vcpu: Box<dyn TestVcpu>,
     shared: &SharedState,
-    bound: Sender<Result<Box<dyn Kick>, MachineError>>,
+    kick_sender: Sender<Result<Box<dyn Kick>, MachineError>>,
     assignments: Receiver<Assignment>,
     events: Sender<ThreadEvent>,
 ) {
     let kick = vcpu.bind();
     let usable = kick.is_ok();
-    let _ = bound.send(kick);
-    drop(bound);
+    let _ = kick_sender.send(kick);
+    drop(kick_sender);
     if !usable {
         return;
     }
     while let Ok(assignment) = assignments.recv() {
-        if shared.unarmed.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if shared.unarmed_thread_count.fetch_sub(1, Ordering::AcqRel) == 1 {
             let _ = events.send(ThreadEvent::AllArmed);
         }
         if !shared.gate.pass(assignment.generation) {
@@ -139,20 +135,20 @@ fn serve(
         let end = clock::now();
         let result = match result {
             Ok(result) => result.map_err(|failure| TaskThreadsError::Failed(Box::new(failure))),
-            Err(panic) => Err(TaskThreadsError::Panicked(index, message_of(panic.as_ref()))),
+            Err(panic) => Err(TaskThreadsError::Panicked(index, panic_message(panic.as_ref()))),
         };
         let failed = result.is_err();
         *shared.completion(index) = Some(Completion { start, end, result });
         if failed {
             let _ = events.send(ThreadEvent::Failed(index));
         }
-        if shared.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if shared.running_task_count.fetch_sub(1, Ordering::AcqRel) == 1 {
             let _ = events.send(ThreadEvent::AllCompleted);
         }
     }
 }
 
-fn message_of(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())
@@ -160,17 +156,17 @@ fn message_of(panic: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "no message".to_owned())
 }
 
-/// Time that a kicked vCPU has to leave the guest.
+/// Time limit for a kicked vCPU to leave the guest.
 pub(super) const KICK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The threads of all vCPUs; see the [module](super) for their protocol.
+/// Threads of all vCPUs; the [module](super) describes their protocol.
 #[derive(Debug)]
 pub struct TaskThreads {
     pub(super) threads: Vec<VcpuThread>,
-    shared: Arc<SharedState>,
+    shared_state: Arc<SharedState>,
     events: Receiver<ThreadEvent>,
     deadline: Duration,
-    stopped: bool,
+    is_stopped: bool,
 }
 
 impl TaskThreads {
@@ -178,24 +174,27 @@ impl TaskThreads {
     /// phase may take up to `deadline` from the opening of the gate.
     ///
     /// # Errors
-    /// A thread cannot be started or a vCPU cannot be bound; the threads started before it end.
-    pub fn start(vcpus: Vec<Box<dyn Vcpu>>, deadline: Duration) -> Result<Self, TaskThreadsError> {
+    /// A thread cannot be started or a vCPU cannot be bound; all started threads end.
+    pub fn start(
+        vcpus: Vec<Box<dyn TestVcpu>>,
+        deadline: Duration,
+    ) -> Result<Self, TaskThreadsError> {
         let (sender, events) = mpsc::channel();
-        let mut all = Self {
+        let mut started = Self {
             threads: Vec::with_capacity(vcpus.len()),
-            shared: Arc::new(SharedState {
+            shared_state: Arc::new(SharedState {
                 completions: vcpus.iter().map(|_| Mutex::default()).collect(),
                 ..SharedState::default()
             }),
             events,
             deadline,
-            stopped: false,
+            is_stopped: false,
         };
         for (index, vcpu) in vcpus.into_iter().enumerate() {
-            let thread = VcpuThread::start(index, vcpu, &all.shared, sender.clone())?;
-            all.threads.push(thread);
+            let thread = VcpuThread::start(index, vcpu, &started.shared_state, sender.clone())?;
+            started.threads.push(thread);
         }
-        Ok(all)
+        Ok(started)
     }
 
     /// Returns the number of vCPUs.
@@ -204,7 +203,7 @@ impl TaskThreads {
     }
 
     /// Sends each vCPU its task, in order, and waits until all threads wait at the gate. `seed`
-    /// delays their starts; 0 does not.
+    /// determines the delays; 0 causes none.
     ///
     /// # Errors
     /// The threads have ended.
@@ -213,20 +212,20 @@ impl TaskThreads {
     /// The number of tasks differs from the number of vCPUs.
     pub fn arm(&mut self, tasks: &[Task], seed: u64) -> Result<ArmedTasks<'_>, TaskThreadsError> {
         assert_eq!(tasks.len(), self.threads.len(), "one task for each vCPU");
-        if self.stopped {
+        if self.is_stopped {
             return Err(TaskThreadsError::Stopped);
         }
-        let generation = self.shared.gate.generation();
-        self.shared.unarmed.store(tasks.len(), Ordering::Release);
-        self.shared.running.store(tasks.len(), Ordering::Release);
-        let armed = ArmedTasks { all: self, opened: None, released: false };
-        for (vcpu, (thread, task)) in armed.all.threads.iter().zip(tasks).enumerate() {
+        let generation = self.shared_state.gate.generation();
+        self.shared_state.unarmed_thread_count.store(tasks.len(), Ordering::Release);
+        self.shared_state.running_task_count.store(tasks.len(), Ordering::Release);
+        let armed = ArmedTasks { owner: self, open_time: None, is_released: false };
+        for (vcpu, (thread, task)) in armed.owner.threads.iter().zip(tasks).enumerate() {
             let assignment =
                 Assignment { task: *task, generation, delay: vcpu_delay(seed, generation, vcpu) };
             thread.assignments.send(assignment).map_err(|_| TaskThreadsError::Stopped)?;
         }
-        // Between its assignment and the gate a thread makes no fallible or long call.
-        match armed.all.events.recv() {
+        // A thread makes no fallible or long call between its assignment and the gate.
+        match armed.owner.events.recv() {
             Ok(ThreadEvent::AllArmed) => {}
             _ => return Err(TaskThreadsError::Stopped),
         }
@@ -236,29 +235,29 @@ impl TaskThreads {
 
     /// Waits until every task is complete, one fails, or the deadline passes. After a failure or
     /// the deadline, kicks the vCPUs that still run and waits for them.
-    fn wait_for_completion(&mut self, opened: Nanoseconds) -> Result<TaskTimes, TaskThreadsError> {
+    fn wait_for_completion(&mut self, start: Nanoseconds) -> Result<TaskTimes, TaskThreadsError> {
         let failed = match self.events.recv_timeout(self.deadline) {
             Ok(ThreadEvent::AllCompleted | ThreadEvent::AllArmed) => {
-                return Ok(self.times(opened));
+                return Ok(self.task_times(start));
             }
             Ok(ThreadEvent::Failed(vcpu)) => Some(vcpu),
             Err(_) => None,
         };
-        let running = self.running();
-        self.stopped = true;
-        for &vcpu in &self.running() {
+        let running = self.running_vcpus();
+        self.is_stopped = true;
+        for &vcpu in &self.running_vcpus() {
             self.threads[vcpu].kick.kick();
         }
         let end = Instant::now() + KICK_TIMEOUT;
-        let left = || end.saturating_duration_since(Instant::now());
-        while let Ok(ThreadEvent::Failed(_)) = self.events.recv_timeout(left()) {}
-        let stuck = self.running();
+        let remaining = || end.saturating_duration_since(Instant::now());
+        while let Ok(ThreadEvent::Failed(_)) = self.events.recv_timeout(remaining()) {}
+        let stuck = self.running_vcpus();
         for &vcpu in &stuck {
             drop(self.threads[vcpu].handle.take());
         }
         let error = match failed {
             Some(vcpu) => self.take_failure(vcpu).unwrap_or(TaskThreadsError::Stopped),
-            None => self.deadline_passed(running),
+            None => self.deadline_error(running),
         };
         if stuck.is_empty() {
             return Err(error);
@@ -267,27 +266,29 @@ impl TaskThreads {
     }
 
     /// Returns the vCPUs whose completion is not stored.
-    fn running(&self) -> Vec<usize> {
-        (0..self.threads.len()).filter(|vcpu| self.shared.completion(*vcpu).is_none()).collect()
+    fn running_vcpus(&self) -> Vec<usize> {
+        (0..self.threads.len())
+            .filter(|vcpu| self.shared_state.completion(*vcpu).is_none())
+            .collect()
     }
 
-    fn times(&self, opened: Nanoseconds) -> TaskTimes {
+    fn task_times(&self, start: Nanoseconds) -> TaskTimes {
         let completions: Vec<Completion> = (0..self.threads.len())
-            .filter_map(|vcpu| self.shared.completion(vcpu).take())
+            .filter_map(|vcpu| self.shared_state.completion(vcpu).take())
             .collect();
-        let last = completions.iter().map(|c| c.end).max().unwrap_or(opened);
+        let last = completions.iter().map(|c| c.end).max().unwrap_or(start);
         TaskTimes {
-            total: clock::between(opened, last),
-            vcpus: completions.iter().map(|c| clock::between(c.start, c.end)).collect(),
+            total: clock::elapsed(start, last),
+            vcpus: completions.iter().map(|c| clock::elapsed(c.start, c.end)).collect(),
         }
     }
 
-    /// Takes the failure of a vCPU's task, if the task failed.
+    /// Removes and returns the failure of a vCPU's task, if the task failed.
     fn take_failure(&self, vcpu: usize) -> Option<TaskThreadsError> {
-        self.shared.completion(vcpu).take()?.result.err()
+        self.shared_state.completion(vcpu).take()?.result.err()
     }
 
-    fn deadline_passed(&self, unfinished: Vec<usize>) -> TaskThreadsError {
+    fn deadline_error(&self, unfinished_vcpus: Vec<usize>) -> TaskThreadsError {
         let state = |vcpu| match self.take_failure(vcpu) {
             Some(TaskThreadsError::Failed(failure)) => (vcpu, Some(*failure)),
             _ => (vcpu, None),
@@ -295,7 +296,7 @@ impl TaskThreads {
         TaskThreadsError::Deadline {
             deadline: self.deadline,
             vcpus: self.threads.len(),
-            unfinished: unfinished.into_iter().map(state).collect(),
+            unfinished_vcpus: unfinished_vcpus.into_iter().map(state).collect(),
         }
     }
 }
@@ -303,55 +304,54 @@ impl TaskThreads {
 /// Times of the tasks that all vCPUs execute together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskTimes {
-    /// From the common start to the end of the last vCPU.
+    /// Time from the opening of the gate until the last vCPU finishes.
     pub total: Nanoseconds,
-    /// Each vCPU's own time, from before its guest entry to after its exit. Empty where only the
-    /// host works.
+    /// Time of each vCPU, from before its guest entry to after its exit; empty in host phases.
     pub vcpus: Vec<Nanoseconds>,
 }
 
-/// The vCPU threads, waiting at the gate. Dropping this value without [`ArmedTasks::release`] ends
-/// the threads; where the gate is open, their vCPUs are kicked first.
+/// Tasks of vCPU threads that wait at the gate. Dropping this value without [`ArmedTasks::release`]
+/// ends the threads; if the gate is open, the vCPUs are kicked first.
 #[derive(Debug)]
 #[must_use = "the vCPU threads wait at the gate"]
 pub struct ArmedTasks<'a> {
-    all: &'a mut TaskThreads,
-    opened: Option<Nanoseconds>,
-    released: bool,
+    owner: &'a mut TaskThreads,
+    open_time: Option<Nanoseconds>,
+    is_released: bool,
 }
 
 impl ArmedTasks<'_> {
-    /// Opens the gate, unless it is open, and returns the time of its opening.
+    /// Opens the gate, unless it is open, and returns the time at which it opened.
     pub fn open(&mut self) -> Nanoseconds {
-        *self.opened.get_or_insert_with(|| {
+        *self.open_time.get_or_insert_with(|| {
             let now = clock::now();
-            self.all.shared.gate.open();
+            self.owner.shared_state.gate.open();
             now
         })
     }
 
-    /// Opens the gate, unless it is open, and waits until every vCPU is done. The deadline counts
-    /// from this call.
+    /// Opens the gate, unless it is open, and waits until every vCPU is done. The deadline starts
+    /// with this call.
     ///
     /// # Errors
     /// The first failure of a vCPU, or the vCPUs that did not finish within the deadline.
     pub fn release(mut self) -> Result<TaskTimes, TaskThreadsError> {
-        let opened = self.open();
-        self.released = true;
-        self.all.wait_for_completion(opened)
+        let open_time = self.open();
+        self.is_released = true;
+        self.owner.wait_for_completion(open_time)
     }
 }
 
 impl Drop for ArmedTasks<'_> {
     fn drop(&mut self) {
-        if self.released {
+        if self.is_released {
             return;
         }
-        self.all.stopped = true;
-        if self.opened.is_none() {
-            self.all.shared.gate.close();
+        self.owner.is_stopped = true;
+        if self.open_time.is_none() {
+            self.owner.shared_state.gate.close();
         } else {
-            self.all.threads.iter().for_each(|thread| thread.kick.kick());
+            self.owner.threads.iter().for_each(|thread| thread.kick.kick());
         }
     }
 }
@@ -361,7 +361,7 @@ impl Drop for TaskThreads {
         for thread in self.threads.drain(..) {
             drop(thread.assignments);
             if let Some(handle) = thread.handle {
-                // A panic outside a task has already been printed by the panic hook.
+                // The panic hook has already printed a panic outside a task.
                 let _ = handle.join();
             }
         }

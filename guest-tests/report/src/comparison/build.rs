@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    CompareError, Comparison, ComparisonOptions, GeometricMean, SCHEMA, TIME,
+    CompareError, Comparison, ComparisonOptions, GeometricMean, SCHEMA, TIME_METRIC,
     configuration::{Configuration, Group, groups},
     growth,
 };
@@ -25,7 +25,7 @@ const ONE_EMULATED_RUN: &str = "One run shows one schedule of the vCPUs: its vir
     counts are exact for that one. Compare several seeds.";
 const ONE_RUN: &str = "One run proves nothing for times: repeat it. (From an emulator, times and \
     counts are exact for one schedule.)";
-const RAW: &str =
+const WITHOUT_HOST: &str =
     "Logs do not name kernel, CPU or emulator: check that the two sides may be compared.";
 const UNKNOWN_PAGE_SIZES: &str = "Neither side recorded the page sizes that back the memory.";
 const SAME_IMAGE: &str = "Both sides ran the same kernel image.";
@@ -43,7 +43,7 @@ impl Comparison {
     /// A side is empty, the sides have no configuration and phase in common, the count to judge is
     /// missing, runs cannot be paired, or the provenance differs without `force`. Inputs without
     /// a host are compared, with a note.
-    pub fn of(
+    pub fn new(
         before: &[Sample],
         after: &[Sample],
         options: &ComparisonOptions,
@@ -52,10 +52,10 @@ impl Comparison {
         let labels = options.labels.clone().unwrap_or(sides);
         for (samples, label) in [before, after].iter().zip(&labels) {
             if samples.is_empty() {
-                return Err(CompareError::Empty(label.clone()));
+                return Err(CompareError::EmptySide(label.clone()));
             }
         }
-        let by_engine = is_by_engine(before, after);
+        let by_engine = separates_engines(before, after);
         let sides = [before, after].map(|side| {
             let mut groups = groups(side, by_engine);
             let phases = &options.phases;
@@ -64,7 +64,7 @@ impl Comparison {
             };
             for group in &mut groups {
                 group.samples.retain(is_requested);
-                if options.paired {
+                if options.is_paired {
                     group.samples.sort_by_key(|sample| (sample.seed, sample.iteration));
                 }
             }
@@ -73,17 +73,17 @@ impl Comparison {
         let partner = |one: &Group| sides[1].iter().find(|other| other.key == one.key);
         let pairs: Vec<Pair> =
             sides[0].iter().filter_map(|one| Some((one, partner(one)?))).collect();
-        let raw = before.iter().chain(after).all(|sample| sample.is_without_host());
-        let differences = differences(&pairs, raw);
-        if !differences.is_empty() && !options.force {
-            return Err(CompareError::Unequal(differences));
+        let without_host = before.iter().chain(after).all(|sample| sample.is_without_host());
+        let differences = differences(&pairs, without_host);
+        if !differences.is_empty() && !options.is_forced {
+            return Err(CompareError::ProvenanceDiffers(differences));
         }
-        let unpaired = |(one, two): &&Pair| options.paired && one.runs() != two.runs();
+        let unpaired = |(one, two): &&Pair| options.is_paired && one.runs() != two.runs();
         if let Some((one, _)) = pairs.iter().find(unpaired) {
-            return Err(CompareError::Unpaired(one.key.setup.name()));
+            return Err(CompareError::UnpairedRuns(one.key.setup.name()));
         }
         let [label_before, label_after] = labels;
-        let (before, after) = (Side::of(label_before, before), Side::of(label_after, after));
+        let (before, after) = (Side::new(label_before, before), Side::new(label_after, after));
         let is_emulated = before.is_emulated() && after.is_emulated();
         let mut compared =
             pairs.iter().flat_map(|(one, two)| one.samples.iter().chain(&two.samples));
@@ -92,11 +92,12 @@ impl Comparison {
         let metric = options.metric.as_deref();
         let configurations: Vec<Configuration> = pairs
             .iter()
-            .map(|(one, two)| Configuration::of(one, two, elapsed, metric))
+            .map(|(one, two)| Configuration::new(one, two, elapsed, metric))
             .filter(|configuration| !configuration.phases.is_empty())
             .collect();
         if configurations.is_empty() {
-            let (sides, phases) = (sides.map(|groups| names(&groups)), options.phases.clone());
+            let (sides, phases) =
+                (sides.map(|groups| setup_names(&groups)), options.phases.clone());
             return Err(CompareError::NothingInCommon { sides, phases });
         }
         let mut comparison = Self {
@@ -104,9 +105,9 @@ impl Comparison {
             before,
             after,
             min_effect: options.min_effect.unwrap_or(default),
-            elapsed,
-            metric: metric.unwrap_or(TIME).to_owned(),
-            paired: options.paired,
+            has_elapsed_times: elapsed,
+            metric: metric.unwrap_or(TIME_METRIC).to_owned(),
+            is_paired: options.is_paired,
             command: options.command.clone(),
             differences,
             notes: Vec::new(),
@@ -116,21 +117,21 @@ impl Comparison {
         };
         comparison.judge()?;
         comparison.geomeans = geometric_means(&comparison);
-        comparison.notes = notes(&comparison, &sides, raw);
+        comparison.notes = notes(&comparison, &sides, without_host);
         Ok(comparison)
     }
 
     /// Computes the verdict of each phase that has the metric.
     fn judge(&mut self) -> Result<(), CompareError> {
-        let (time, design) = (self.judges_time(), self.design());
+        let (is_time, design) = (self.judges_time(), self.design());
         let mut judged = Vec::new();
         let mut rows = Vec::new();
         for configuration in &mut self.configurations {
-            let emulated = configuration.is_emulated;
+            let is_emulated = configuration.is_emulated;
             for change in &mut configuration.phases {
-                let runs = if time { Some(&change.runs) } else { change.counted.as_ref() };
+                let runs = if is_time { Some(&change.runs) } else { change.judged_count.as_ref() };
                 if let Some(runs) = runs.cloned() {
-                    rows.push(RowFigures { runs, design, emulated, time });
+                    rows.push(RowFigures { runs, design, is_emulated, is_time });
                     judged.push(change);
                 }
             }
@@ -139,36 +140,36 @@ impl Comparison {
             let counts = self.rows().flat_map(|(_, change)| change.counts());
             let known: BTreeSet<String> = counts.map(|(name, _)| name.clone()).collect();
             let known = known.into_iter().collect();
-            return Err(CompareError::Metric { name: self.metric.clone(), known });
+            return Err(CompareError::UnknownMetric { name: self.metric.clone(), known });
         }
         for (change, (tested, verdict)) in
             judged.into_iter().zip(judge::judge(&rows, self.min_effect))
         {
-            change.tested = tested;
+            change.tested_row = tested;
             change.verdict = Some(verdict);
         }
         Ok(())
     }
 }
 
-/// Reports whether the engine is part of a configuration. If each side has a single engine and the
-/// two differ, it is not: the comparison, which requires `force`, is between the engines.
-fn is_by_engine(before: &[Sample], after: &[Sample]) -> bool {
+/// Reports whether configurations are separated by engine. If each side has a single engine and the
+/// two differ, the comparison is between the engines, which requires `force`.
+fn separates_engines(before: &[Sample], after: &[Sample]) -> bool {
     let [before, after] = [before, after]
         .map(|side| side.iter().map(|sample| &sample.engine).collect::<BTreeSet<_>>());
     before == after || before.len() != 1 || after.len() != 1
 }
 
-/// Returns the differences in provenance over all pairs, each once. For inputs without a host
-/// (`raw`), only the engine is compared.
-fn differences(pairs: &[Pair], raw: bool) -> Vec<Difference> {
+/// Returns the differences in provenance of all pairs, without duplicates. `without_host` limits
+/// the check to the engine.
+fn differences(pairs: &[Pair], without_host: bool) -> Vec<Difference> {
     let mut found = Vec::new();
     for (before, after) in pairs {
         if before.samples.is_empty() || after.samples.is_empty() {
             continue;
         }
         for difference in provenance::differences(&before.samples, &after.samples) {
-            let is_relevant = !raw || difference.field == provenance::ENGINE_FIELD;
+            let is_relevant = !without_host || difference.field == provenance::ENGINE_FIELD;
             if is_relevant && !found.contains(&difference) {
                 found.push(difference);
             }
@@ -177,8 +178,8 @@ fn differences(pairs: &[Pair], raw: bool) -> Vec<Difference> {
     found
 }
 
-/// Returns the names of groups, each once.
-fn names(groups: &[Group]) -> Vec<String> {
+/// Returns the setup names of groups, without duplicates.
+fn setup_names(groups: &[Group]) -> Vec<String> {
     let mut names = Vec::new();
     for name in groups.iter().map(|group| group.key.setup.name()) {
         if !names.contains(&name) {
@@ -188,7 +189,7 @@ fn names(groups: &[Group]) -> Vec<String> {
     names
 }
 
-/// Returns the mean of each phase that occurs in several configurations, and of all phases.
+/// Returns the mean ratio of each phase that several configurations have, and of all phases.
 fn geometric_means(comparison: &Comparison) -> Vec<GeometricMean> {
     let mean = |phase: Option<&AnyPhase>| {
         let changes = comparison.rows().map(|(_, change)| change);
@@ -201,25 +202,24 @@ fn geometric_means(comparison: &Comparison) -> Vec<GeometricMean> {
     comparison.phases().into_iter().map(Some).chain([None]).filter_map(mean).collect()
 }
 
-/// Returns notes on the limits of the figures. `raw` is true if all groups come from inputs without
-/// a host.
-fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], raw: bool) -> Vec<String> {
+/// Returns notes on the limits of the figures. `without_host`: no input describes its host.
+fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], without_host: bool) -> Vec<String> {
     let (one, two) = (&comparison.before, &comparison.after);
     let image = one.image_sha256.as_ref();
     let unknown = image.is_none() && two.image_sha256.is_none();
     let mut spreads = comparison.rows().flat_map(|(_, change)| change.time.sides());
     let single = spreads.any(|spread| spread.runs == 1);
     let mut samples = sides.iter().flatten().flat_map(|group| &group.samples);
-    let is_obtained = samples.any(|sample| sample.obtained.is_some());
+    let is_obtained = samples.any(|sample| sample.resident_pages.is_some());
     let seeds = |groups: &[Group]| -> BTreeSet<u64> {
         groups.iter().flat_map(|group| &group.samples).map(|sample| sample.seed).collect()
     };
     let [before, after] = sides;
     let notes = [
-        (raw, RAW),
-        (!raw && unknown && one.kernel == two.kernel, SAME_RELEASE),
+        (without_host, WITHOUT_HOST),
+        (!without_host && unknown && one.kernel == two.kernel, SAME_RELEASE),
         (image.is_some() && image == two.image_sha256.as_ref(), SAME_IMAGE),
-        (!raw && !is_obtained, UNKNOWN_PAGE_SIZES),
+        (!without_host && !is_obtained, UNKNOWN_PAGE_SIZES),
         (single && comparison.is_emulated(), ONE_EMULATED_RUN),
         (single && !comparison.is_emulated(), ONE_RUN),
         (seeds(before) != seeds(after), DIFFERENT_SEEDS),
@@ -227,7 +227,7 @@ fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], raw: bool) -> Vec<Str
     let notes = notes.into_iter().filter(|(holds, _)| *holds);
     let mut notes: Vec<String> = notes.map(|(_, note)| note.to_owned()).collect();
     for (label, here, there) in [(&one.label, before, after), (&two.label, after, before)] {
-        let alone = only_in(here, there);
+        let alone = unmatched_configurations(here, there);
         if !alone.is_empty() {
             notes.push(format!("Only in {label}, not compared: {}.", alone.join("; ")));
         }
@@ -235,8 +235,8 @@ fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], raw: bool) -> Vec<Str
     notes
 }
 
-/// Names the configurations that only the first side has, and such phases of common configurations.
-fn only_in(here: &[Group], there: &[Group]) -> Vec<String> {
+/// Returns the names of configurations and phases that only the first side has.
+fn unmatched_configurations(here: &[Group], there: &[Group]) -> Vec<String> {
     let mut alone = Vec::new();
     for group in here {
         let name = group.key.setup.name();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Configurations: the samples of each on one side, and the change of each phase between sides.
+//! Configurations: their samples on each side, and the change of each phase between the sides.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Selects the counts of one kind from a sample.
-type SelectCounts = fn(&Sample) -> &BTreeMap<String, u64>;
+pub type SelectCounts = fn(&Sample) -> &BTreeMap<String, u64>;
 
 /// Identity of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Group<'_> {
         figure: impl Fn(&Sample) -> Option<u64>,
     ) -> Option<Spread> {
         let figures = self.of_phase(phase).filter_map(figure);
-        Spread::of(figures.map(|figure| figure as f64))
+        Spread::new(figures.map(|figure| figure as f64))
     }
 
     pub fn has_counters(&self) -> bool {
@@ -89,21 +89,21 @@ pub fn groups(samples: &[Sample], by_engine: bool) -> Vec<Group<'_>> {
     groups
 }
 
-/// One configuration on both sides.
+/// Figures of a configuration on both sides.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Configuration {
     /// Engine; empty if different engines are compared (`force`).
     pub engine: String,
     #[serde(flatten)]
     pub setup: RunSetup,
-    /// True if an emulator ran every run.
+    /// Indicates that an emulator ran every run.
     #[serde(skip)]
     pub is_emulated: bool,
     /// Phases of both sides, in execution order.
     pub phases: Vec<PhaseChange>,
 }
 
-/// One phase on both sides.
+/// Figures of a phase on both sides.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseChange {
     pub phase: AnyPhase,
@@ -117,13 +117,14 @@ pub struct PhaseChange {
     /// Judged count of every run. `None` if the time is judged, if a run lacks the count, or if
     /// the count is 0 in all runs.
     #[serde(skip)]
-    pub counted: Option<Runs>,
+    pub judged_count: Option<Runs>,
     /// Time of every vCPU in every run; empty for phases without vCPUs.
     pub vcpus: Runs,
     /// Verdict on the judged metric; `None` if this phase lacks the metric.
     pub verdict: Option<Verdict>,
     /// Statistical test of the judged metric; `None` for too few runs.
-    pub tested: Option<TestedRow>,
+    #[serde(rename = "tested")]
+    pub tested_row: Option<TestedRow>,
     /// Nonzero counts of system instructions and kernel functions, by name.
     pub counters: BTreeMap<String, Change>,
     /// Nonzero counts of kernel events, by name.
@@ -135,7 +136,7 @@ pub struct PhaseChange {
 impl Configuration {
     /// Returns the configuration of two groups with the same key, without verdicts. `elapsed`
     /// selects elapsed times, `metric` the count to judge.
-    pub fn of(before: &Group, after: &Group, elapsed: bool, metric: Option<&str>) -> Self {
+    pub fn new(before: &Group, after: &Group, elapsed: bool, metric: Option<&str>) -> Self {
         let [phases, others] = [before, after].map(|group| group.phases());
         let phases = phases.intersection(&others);
         let mut samples = before.samples.iter().chain(&after.samples);
@@ -144,7 +145,7 @@ impl Configuration {
             setup: before.key.setup.clone(),
             is_emulated: samples.all(|sample| sample.host.emulator.is_some()),
             phases: phases
-                .map(|phase| PhaseChange::of(phase, before, after, elapsed, metric))
+                .map(|phase| PhaseChange::new(phase, before, after, elapsed, metric))
                 .collect(),
         }
     }
@@ -155,7 +156,7 @@ impl Configuration {
 }
 
 impl PhaseChange {
-    fn of(
+    fn new(
         phase: &AnyPhase,
         before: &Group,
         after: &Group,
@@ -190,10 +191,10 @@ impl PhaseChange {
             time: runs.change(),
             work: elapsed.then(|| both(&|sample| vec![sample.ns]).change()),
             runs,
-            counted: is_counted.then_some(counted),
+            judged_count: is_counted.then_some(counted),
             vcpus: both(&|sample| sample.vcpu_ns.clone()),
             verdict: None,
-            tested: None,
+            tested_row: None,
             counters: changes(|sample| &sample.counters, true),
             events: changes(|sample| &sample.events, false),
             gauges: changes(|sample| &sample.gauges, false),

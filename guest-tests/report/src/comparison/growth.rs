@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Growth of times with the number of vCPUs or the memory size, over configurations that otherwise
-//! are equal.
+//! Growth of phase times with the number of vCPUs or the memory size.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +10,7 @@ use crate::{
     sample::{AnyPhase, RunSetup},
     stats::{self, Spread},
 };
-use granule_types::units::{Bytes, counted};
+use granule_types::units::{Bytes, pluralize};
 
 /// Parameter whose effect on times is fitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -32,7 +31,7 @@ impl SweepParameter {
     }
 
     /// Removes the value of the parameter from a setup and returns it.
-    fn take(self, setup: &mut RunSetup) -> Option<u64> {
+    fn take_from(self, setup: &mut RunSetup) -> Option<u64> {
         match self {
             Self::Vcpus => setup.vcpus.take().map(u64::from),
             Self::Memory => setup.memory.take().map(|memory| memory.0),
@@ -40,8 +39,8 @@ impl SweepParameter {
     }
 
     /// Formats a value for a sentence: `1 vCPU`, `64M`.
-    pub fn words(self, value: u64) -> String {
-        if self == Self::Vcpus { counted(value, "vCPU") } else { self.label(value) }
+    pub fn to_text(self, value: u64) -> String {
+        if self == Self::Vcpus { pluralize(value, "vCPU") } else { self.label(value) }
     }
 
     /// Formats a value for an axis.
@@ -53,16 +52,16 @@ impl SweepParameter {
     }
 }
 
-/// One phase over all values of a parameter.
+/// Times of a phase for all values of a parameter, with an equal setup.
 #[derive(Debug, Clone)]
 pub struct Sweep<'a> {
     /// Setup without the parameter.
-    pub rest: RunSetup,
+    pub setup: RunSetup,
     pub engine: &'a str,
-    /// At least two values in increasing order.
+    /// Two or more values in increasing order.
     pub points: Vec<(u64, &'a PhaseChange)>,
-    /// True if times are exact for their schedule: virtual times of an emulator or the model.
-    exact: bool,
+    /// Indicates that times are exact for a schedule: of an emulator or the software machine.
+    is_exact: bool,
 }
 
 pub fn sweeps<'a>(
@@ -73,20 +72,21 @@ pub fn sweeps<'a>(
 ) -> Vec<Sweep<'a>> {
     let mut sweeps: Vec<Sweep> = Vec::new();
     for configuration in configurations {
-        let mut rest = configuration.setup.clone();
-        let (Some(change), Some(value)) = (configuration.phase(phase), parameter.take(&mut rest))
+        let mut setup = configuration.setup.clone();
+        let (Some(change), Some(value)) =
+            (configuration.phase(phase), parameter.take_from(&mut setup))
         else {
             continue;
         };
         let engine = configuration.engine.as_str();
         let mut known = sweeps.iter_mut();
-        match known.find(|sweep| sweep.rest == rest && sweep.engine == engine) {
+        match known.find(|sweep| sweep.setup == setup && sweep.engine == engine) {
             Some(sweep) => sweep.points.push((value, change)),
             None => sweeps.push(Sweep {
-                rest,
+                setup,
                 engine,
                 points: vec![(value, change)],
-                exact: emulated || engine == "model",
+                is_exact: emulated || engine == "model",
             }),
         }
     }
@@ -108,9 +108,9 @@ impl Sweep<'_> {
             let spreads: Option<Vec<(u64, Spread)>> =
                 points.map(|(value, change)| Some((*value, side(change)?))).collect();
             let spreads = spreads?;
-            let single = spreads.iter().any(|(_, spread)| spread.runs == 1);
+            let has_single_runs = spreads.iter().any(|(_, spread)| spread.runs == 1);
             let medians = spreads.iter().map(|(value, spread)| (*value as f64, spread.median));
-            Fit::of(&medians.collect::<Vec<_>>(), single, self.exact)
+            Fit::new(&medians.collect::<Vec<_>>(), has_single_runs, self.is_exact)
         })
     }
 }
@@ -119,9 +119,11 @@ impl Sweep<'_> {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Growth {
     pub phase: AnyPhase,
-    pub with: SweepParameter,
-    /// Name of the rest of the setup.
-    pub of: String,
+    #[serde(rename = "with")]
+    pub parameter: SweepParameter,
+    /// Name of the setup without the parameter.
+    #[serde(rename = "of")]
+    pub setup: String,
     /// Fit before; `None` for fewer than three values.
     pub before: Option<Fit>,
     pub after: Option<Fit>,
@@ -133,28 +135,30 @@ pub struct Fit {
     pub interval: [f64; 2],
     /// Name of the power, if the interval contains exactly one of 0, 1 and 2 and is at most 1 wide.
     pub kind: Option<&'static str>,
-    /// True if a point has a single run.
-    pub single: bool,
-    /// True if times are exact for their schedule.
-    pub exact: bool,
+    /// Indicates that a point has a single run.
+    #[serde(rename = "single")]
+    pub has_single_runs: bool,
+    /// Indicates that times are exact for their schedule.
+    #[serde(rename = "exact")]
+    pub is_exact: bool,
 }
 
-/// Amount by which both ends of an interval are extended before it is searched for a power. The
-/// interval of exact times is so narrow that a constant part of 1% (a call) would exclude 1.
+/// Tolerance at both ends of an interval that is searched for a power. Exact times have so narrow
+/// an interval that a constant cost of 1% (a call) would exclude 1.
 const INTERVAL_TOLERANCE: f64 = 0.05;
-/// Width at which an interval no longer distinguishes flat from quadratic growth.
-const WIDEST: f64 = 2.0;
+/// Maximum width of an interval that distinguishes flat from quadratic growth.
+const MAX_CONCLUSIVE_WIDTH: f64 = 2.0;
 
 impl Fit {
-    fn of(points: &[(f64, f64)], single: bool, exact: bool) -> Option<Self> {
-        let (exponent, interval) = stats::power_law(points)?;
+    fn new(points: &[(f64, f64)], has_single_runs: bool, exact: bool) -> Option<Self> {
+        let (exponent, interval) = stats::fit_power_law(points)?;
         let [low, high] = interval;
         let kinds = [(0.0, "flat"), (1.0, "linear"), (2.0, "quadratic")];
         let held = |(power, _): &(f64, _)| {
             (low - INTERVAL_TOLERANCE..=high + INTERVAL_TOLERANCE).contains(power)
         };
         let held: Vec<_> = kinds.into_iter().filter(held).collect();
-        let mut fit = Self { exponent, interval, kind: None, single, exact };
+        let mut fit = Self { exponent, interval, kind: None, has_single_runs, is_exact: exact };
         if let [(power, kind)] = held.as_slice()
             && (exponent - power).abs() < 0.5
             && high - low <= 1.0
@@ -165,19 +169,19 @@ impl Fit {
         Some(fit)
     }
 
-    /// Reports whether the interval restricts the power.
+    /// Reports whether the interval is narrow enough and does not come from single noisy runs.
     pub fn is_conclusive(&self) -> bool {
         let [low, high] = self.interval;
-        high - low <= WIDEST && !self.is_single_run()
+        high - low <= MAX_CONCLUSIVE_WIDTH && !self.is_single_run()
     }
 
-    /// Reports whether a point is a single run in real time, whose noise is unknown.
+    /// Reports whether a point has a single run in real time, whose noise is unknown.
     pub fn is_single_run(&self) -> bool {
-        self.single && !self.exact
+        self.has_single_runs && !self.is_exact
     }
 
     /// Formats the fit: `1.98 (1.90 to 2.06), quadratic`.
-    pub fn words(&self) -> String {
+    pub fn to_text(self) -> String {
         if self.is_single_run() {
             return "inconclusive: one run a point".to_owned();
         }
@@ -188,7 +192,7 @@ impl Fit {
         let digits = |value: f64| format!("{:.2}", if value.abs() < 0.005 { 0.0 } else { value });
         let [low, high] = self.interval.map(digits);
         let kind = self.kind.map(|kind| format!(", {kind}")).unwrap_or_default();
-        let of = if self.single { ", of one schedule" } else { "" };
+        let of = if self.has_single_runs { ", of one schedule" } else { "" };
         format!("{} ({low} to {high}){kind}{of}", digits(self.exponent))
     }
 }
@@ -199,20 +203,20 @@ impl Growth {
     }
 }
 
-/// Returns the growth of every phase with every parameter.
+/// Fits the growth of every phase with every parameter.
 pub fn growth(configurations: &[Configuration], emulated: bool) -> Vec<Growth> {
     let changes = configurations.iter().flat_map(|c| &c.phases);
     let phases: BTreeSet<&AnyPhase> = changes.map(|change| &change.phase).collect();
     let mut all = Vec::new();
     for phase in phases {
-        for with in SweepParameter::ALL {
-            for sweep in sweeps(configurations, emulated, phase, with) {
+        for parameter in SweepParameter::ALL {
+            for sweep in sweeps(configurations, emulated, phase, parameter) {
                 let [before, after] = sweep.fits();
                 if before.is_some() || after.is_some() {
                     all.push(Growth {
                         phase: phase.clone(),
-                        with,
-                        of: sweep.rest.name(),
+                        parameter,
+                        setup: sweep.setup.name(),
                         before,
                         after,
                     });
@@ -228,32 +232,32 @@ mod tests {
     use super::*;
 
     fn fit(points: [(f64, f64); 4]) -> Fit {
-        Fit::of(&points, false, true).unwrap()
+        Fit::new(&points, false, true).unwrap()
     }
 
     #[test]
-    fn a_fit_is_named_by_the_power_it_holds() {
+    fn a_fit_is_named_by_the_power_in_its_interval() {
         let bent = |power: f64, bend: f64| {
             fit([1.0, 2.0, 4.0, 8.0].map(|x: f64| (x, x.powf(power) * x.powf(bend * x.ln()))))
         };
         assert_eq!(bent(0.01, 0.0).kind, Some("flat"));
-        assert_eq!(bent(1.0, 0.0).words(), "1.00 (1.00 to 1.00), linear");
+        assert_eq!(bent(1.0, 0.0).to_text(), "1.00 (1.00 to 1.00), linear");
         assert_eq!(bent(2.0, 0.02).kind, Some("quadratic"));
         assert_eq!(bent(1.4, 0.0).kind, None);
         assert_eq!(bent(0.5, 0.4).kind, None, "too wide");
         let wild = fit([(1.0, 10.0), (2.0, 3.0), (4.0, 4.0), (8.0, 3.0)]);
         assert!(wild.interval[0] < -1.0 && (0.0..1.0).contains(&wild.interval[1]));
-        assert_eq!(wild.kind, None, "it holds 0 and no other power, but is too wide");
-        assert_eq!(wild.words(), "inconclusive", "neither flat nor quadratic");
+        assert_eq!(wild.kind, None, "the interval contains 0 only, but is too wide");
+        assert_eq!(wild.to_text(), "inconclusive", "neither flat nor quadratic");
     }
 
     #[test]
     fn one_run_a_point_of_real_time_is_inconclusive() {
         let points = [1.0, 2.0, 4.0].map(|x: f64| (x, x));
-        let of = |exact| Fit::of(&points, true, exact).unwrap();
+        let of = |exact| Fit::new(&points, true, exact).unwrap();
 
-        assert_eq!(of(true).words(), "1.00 (1.00 to 1.00), linear, of one schedule");
-        assert_eq!(of(false).words(), "inconclusive: one run a point");
+        assert_eq!(of(true).to_text(), "1.00 (1.00 to 1.00), linear, of one schedule");
+        assert_eq!(of(false).to_text(), "inconclusive: one run a point");
         assert!(!of(false).is_conclusive() && of(false).kind.is_none());
     }
 
@@ -266,6 +270,6 @@ mod tests {
         assert_eq!(near.kind, Some("linear"));
         assert_eq!(with(1.0).kind, None);
         let flat = fit([1.0, 2.0, 4.0, 8.0].map(|x: f64| (x, x.powf(-0.001))));
-        assert_eq!(flat.words(), "0.00 (0.00 to 0.00), flat");
+        assert_eq!(flat.to_text(), "0.00 (0.00 to 0.00), flat");
     }
 }

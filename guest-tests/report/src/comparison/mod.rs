@@ -2,7 +2,7 @@
 //! The comparison of two sides, each a list of samples.
 //!
 //! ```text
-//! samples ─ configuration ─ growth ─ build: Comparison::of
+//! samples ─ configuration ─ growth ─ build: Comparison::new
 //! ```
 //!
 //! Samples form one group for each configuration (engine, mode, backing, size, vCPUs, options);
@@ -20,7 +20,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 pub(crate) use self::{
-    configuration::{Configuration, Group, PhaseChange, groups},
+    configuration::{Configuration, Group, PhaseChange, SelectCounts, groups},
     growth::{Fit, Growth, Sweep, SweepParameter, sweeps},
 };
 use crate::{
@@ -31,10 +31,10 @@ use crate::{
 };
 
 const SCHEMA: &str = "granule.comparison/2";
-/// Name of the default metric.
-pub(crate) const TIME: &str = "time";
-/// Name of the work of all CPUs, if the time is elapsed time.
-pub(crate) const WORK: &str = "work";
+/// Name of the time metric, the default.
+pub(crate) const TIME_METRIC: &str = "time";
+/// Name of the second time metric, the work of all CPUs, beside elapsed time.
+pub(crate) const WORK_METRIC: &str = "work";
 
 /// Comparison of two sides, by configuration and phase. Serializes to the JSON schema
 /// `granule.comparison/2`.
@@ -45,19 +45,18 @@ pub struct Comparison {
     pub(crate) after: Side,
     /// Smallest slowdown that is a regression, relative to *before*.
     pub(crate) min_effect: f64,
-    /// True if times are the elapsed time of emulated CPUs that run in parallel.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) elapsed: bool,
-    /// Judged metric: [`TIME`] or a count's name.
+    /// Indicates that times are the elapsed time of emulated CPUs that run in parallel.
+    #[serde(rename = "elapsed", skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) has_elapsed_times: bool,
+    /// Judged metric: [`TIME_METRIC`] or a count's name.
     pub(crate) metric: String,
-    /// True if runs are paired.
-    paired: bool,
+    #[serde(rename = "paired")]
+    is_paired: bool,
     /// Command line that repeats the comparison.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) command: Option<String>,
     /// Differences in provenance; empty unless forced.
     pub(crate) differences: Vec<Difference>,
-    /// Notes on the limits of the figures.
     pub(crate) notes: Vec<String>,
     /// Geometric means of time ratios: of each phase with several configurations, and of all.
     pub(crate) geomeans: Vec<GeometricMean>,
@@ -102,12 +101,12 @@ impl Comparison {
     }
 
     pub(crate) fn judges_time(&self) -> bool {
-        self.metric == TIME
+        self.metric == TIME_METRIC
     }
 
     /// Returns the experimental design: independent or paired runs.
     pub(crate) const fn design(&self) -> Design {
-        if self.paired { Design::Paired } else { Design::Independent }
+        if self.is_paired { Design::Paired } else { Design::Independent }
     }
 }
 
@@ -117,16 +116,15 @@ pub struct ComparisonOptions {
     /// Names of the two sides: files, directories or series; `None` for "before" and "after".
     pub labels: Option<[String; 2]>,
     /// Compares sides although their provenance differs.
-    pub force: bool,
-    /// Smallest slowdown that is a regression, relative to *before* (0.03 is 3%); `None` for
-    /// 1%, and 3% under emulation.
+    pub is_forced: bool,
+    /// Smallest relative slowdown that is a regression; `None` for 0.01, or 0.03 under emulation.
     pub min_effect: Option<f64>,
     /// Count to judge instead of the time.
     pub metric: Option<String>,
     /// Phases to compare; all if empty.
     pub phases: Vec<String>,
-    /// Pairs runs by position: the first of one side with the first of the other.
-    pub paired: bool,
+    /// Pairs the runs of both sides by seed and iteration.
+    pub is_paired: bool,
     /// Command line that repeats the comparison, for reports.
     pub command: Option<String>,
 }
@@ -149,13 +147,13 @@ pub fn command_line() -> String {
 #[expect(missing_docs, reason = "each message describes its variant")]
 pub enum CompareError {
     #[error("{0} holds no results: run the test again")]
-    Empty(String),
+    EmptySide(String),
     #[error(
         "the two sides do not compare: these differ or are unknown:{}\n\
          Run both on the same host, or add --force to compare anyway.",
         .0.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
     )]
-    Unequal(Vec<Difference>),
+    ProvenanceDiffers(Vec<Difference>),
     #[error(
         "{} of any configuration is on both sides. Before: {}. After: {}. Run the same test on \
          both.",
@@ -174,7 +172,7 @@ pub enum CompareError {
             known => format!("expected one of {}", known.join(", ")),
         }
     )]
-    Metric { name: String, known: Vec<String> },
+    UnknownMetric { name: String, known: Vec<String> },
     #[error("--paired needs the same runs on both sides, but those of {0} differ: omit --paired")]
-    Unpaired(String),
+    UnpairedRuns(String),
 }

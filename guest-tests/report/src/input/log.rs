@@ -8,7 +8,7 @@
 //! Testing memory backing src type: anonymous_hugetlb_2mb      kvm_page_table_test
 //! Testing memory size(aligned): 0x4000000
 //! Number of testing vCPUs: 16
-//! granule: iteration 3 of 8                                   granule bench, where it has several
+//! granule: iteration 3 of 8                                   granule bench with several
 //! KVM_CREATE_MAPPINGS: total execution time: 0.042209280s     one line a phase,
 //! KVM_UPDATE_MAPPINGS: total execution time: 0.522255104s     three in all
 //! KVM_ADJUST_MAPPINGS: total execution time: 0.073213952s
@@ -28,11 +28,11 @@
 //! Overall demand paging rate: 212345.678901 pgs/sec
 //! ```
 //!
-//! A file may contain several runs. If a run lacks a line, it was cut off or mixed with another,
-//! and the file is refused. Iterations of `granule bench` share one head, and all are required; its
-//! additional phases (`granule: exec took …`) are ignored, since its JSON has them. The first
-//! iteration of `dirty_log_perf_test` is a phase of its own; later ones are averaged. The last two
-//! tests print neither backing, size nor vCPUs, so each set of arguments needs its own file.
+//! A file may contain several runs. A file with a truncated run or mixed runs is refused. All
+//! iterations of `granule bench` share one head and are required; its additional phases
+//! (`granule: exec took …`) are read from its JSON only. The first iteration of
+//! `dirty_log_perf_test` is a phase of its own; later ones are averaged. The last two tests print
+//! neither backing, size nor vCPUs, so each set of arguments needs its own file.
 
 use std::collections::BTreeMap;
 
@@ -43,18 +43,19 @@ use granule_types::{
 };
 
 use super::log_line::{
-    BACKING, Form, LINES, Line, MEMORY, MODE, Need, PHASE_TIME, PHASES, Test, VCPUS, damaged,
+    BACKING, Condition, KernelTest, LINES, Line, MEMORY, MODE, PHASE_TIME, PHASES, VCPUS,
+    ValueForm, bad_value,
 };
 use crate::{
     results::FileError,
-    sample::{AnyPhase, RunSetup, Sample, engine, single_spaced},
+    sample::{AnyPhase, RunSetup, Sample, collapse_spaces, engine},
 };
 
-const FAILURE: &str = "==== Test Assertion Failure ====";
-const BENCH: &str = "granule: ";
-const BENCH_ITERATION: &str = "granule: iteration ";
+const FAILURE_LINE: &str = "==== Test Assertion Failure ====";
+const BENCH_PREFIX: &str = "granule: ";
+const BENCH_ITERATION_PREFIX: &str = "granule: iteration ";
 
-/// Runs of a log, which does not name its host; equal runs are iterations of each other.
+/// Runs of a log. A log does not describe its host; equal runs are iterations.
 #[derive(Debug, Default, PartialEq)]
 pub struct Log {
     /// Runs of `kvm_page_table_test` and `granule bench`.
@@ -82,8 +83,8 @@ pub fn read(text: &str) -> Result<Log, FileError> {
     let mut open: Option<OpenRun> = None;
     let count = text.lines().count();
     for (number, line) in (1..).zip(text.lines()) {
-        let at = |error: FileError| error.at(number);
-        if line.contains(FAILURE) {
+        let at = |error: FileError| error.at_line(number);
+        if line.contains(FAILURE_LINE) {
             return Err(at(FileError::new("the test failed: see its message in the log")));
         }
         if is_json(line) {
@@ -94,19 +95,20 @@ pub fn read(text: &str) -> Result<Log, FileError> {
         }
         if let Some((_, mode)) = line.split_once(MODE) {
             if let Some(run) = open.replace(OpenRun::new(number, mode.trim())) {
-                run.close(&mut log)?;
+                run.finish(&mut log)?;
             }
             continue;
         }
-        if let (Some(run), true) = (&mut open, line.contains(BENCH)) {
-            run.take_bench_line(number, line).map_err(at)?;
+        if let (Some(run), true) = (&mut open, line.contains(BENCH_PREFIX)) {
+            run.add_bench_line(number, line).map_err(at)?;
             continue;
         }
         // If the last line is unreadable and lacks its line feed, the file is cut off there.
         let is_cut = number == count && !text.ends_with('\n');
-        let known = Line::of(line).map_err(|error| if is_cut { cut_off(line) } else { error });
+        let known =
+            Line::parse(line).map_err(|error| if is_cut { cut_off_error(line) } else { error });
         match (known.map_err(at)?, &mut open) {
-            (Some(known), Some(run)) => run.take(known).map_err(at)?,
+            (Some(known), Some(run)) => run.add_line(known).map_err(at)?,
             (Some(_), None) => {
                 return Err(at(FileError::new(format!(
                     "'{}' belongs to no run: the line '{}' before it is missing",
@@ -122,13 +124,13 @@ pub fn read(text: &str) -> Result<Log, FileError> {
         let message = format!("holds no run of kvm_page_table_test: no line contains '{mode}'");
         return Err(FileError::new(message));
     };
-    run.close(&mut log)?;
-    check_end(text)?;
+    run.finish(&mut log)?;
+    check_not_truncated(text)?;
     Ok(log)
 }
 
 /// Checks that a file does not end inside the first line of a run.
-fn check_end(text: &str) -> Result<(), FileError> {
+fn check_not_truncated(text: &str) -> Result<(), FileError> {
     let last = text.lines().last().unwrap_or_default().trim_end();
     let words = MODE.trim_end();
     // "Test" may also be the start of an unrelated line.
@@ -136,50 +138,51 @@ fn check_end(text: &str) -> Result<(), FileError> {
     if text.ends_with('\n') || !begins_a_run {
         return Ok(());
     }
-    Err(cut_off(last).at(text.lines().count()))
+    Err(cut_off_error(last).at_line(text.lines().count()))
 }
 
 /// Returns the error for a file that ends inside this line.
-fn cut_off(line: &str) -> FileError {
+fn cut_off_error(line: &str) -> FileError {
     let line = line.trim();
     FileError::new(format!("'{line}' is cut off: run the test again, or delete the line"))
 }
 
-/// Returns the error for iteration `found` after iteration `last` (0: none before).
-fn out_of_order(found: u32, last: u32) -> FileError {
+/// Returns the error for iteration `found` after iteration `last`, 0 for the first iteration.
+fn iteration_order_error(found: u32, last: u32) -> FileError {
     let message =
         format!("iteration {found} follows {last}: lines are missing; run the test again");
     FileError::new(message)
 }
 
-fn name(words: &str) -> &str {
+fn line_name(words: &str) -> &str {
     words.split_once(": total").map_or(words, |(name, _)| name).trim()
 }
 
-/// Run whose last line has not been read yet.
+/// Run that is being read.
 struct OpenRun<'a> {
-    begin: usize,
+    /// Number of the run's first line.
+    start: usize,
     mode: &'a str,
-    test: Test,
-    /// Number and text of each value, by the words of its line and its iteration.
+    test: KernelTest,
+    /// Number and text of each value, by words of the line and iteration.
     values: BTreeMap<(&'static str, Option<u32>), (u64, &'a str)>,
     /// Number of the last iteration.
     iterations: u32,
-    /// True if `granule bench` printed the run.
-    bench: bool,
-    /// Line numbers of the iteration heads of `granule bench`, and the total that each states.
-    heads: Vec<(usize, u32)>,
+    /// Indicates that `granule bench` printed the run.
+    is_bench: bool,
+    /// Line number of each iteration head of `granule bench`, and the total that it states.
+    iteration_heads: Vec<(usize, u32)>,
 }
 
 impl<'a> OpenRun<'a> {
-    fn new(begin: usize, mode: &'a str) -> Self {
-        let (values, heads) = (BTreeMap::new(), Vec::new());
-        Self { begin, mode, test: Test::Any, values, iterations: 0, bench: false, heads }
+    fn new(start: usize, mode: &'a str) -> Self {
+        let (test, values, iteration_heads) = (KernelTest::Any, BTreeMap::new(), Vec::new());
+        Self { start, mode, test, values, iterations: 0, is_bench: false, iteration_heads }
     }
 
-    fn take_bench_line(&mut self, number: usize, line: &str) -> Result<(), FileError> {
-        self.bench = true;
-        let Some((_, value)) = line.split_once(BENCH_ITERATION) else {
+    fn add_bench_line(&mut self, number: usize, line: &str) -> Result<(), FileError> {
+        self.is_bench = true;
+        let Some((_, value)) = line.split_once(BENCH_ITERATION_PREFIX) else {
             return Ok(());
         };
         let value = value.trim();
@@ -188,75 +191,74 @@ impl<'a> OpenRun<'a> {
             let (found, of): (u32, u32) = (found.parse().ok()?, of.parse().ok()?);
             (found <= of).then_some((found, of))
         };
-        let (found, of) = numbers().ok_or_else(|| damaged(value, "an iteration as N of M"))?;
-        if self.heads.iter().any(|(_, announced)| *announced != of) {
-            return Err(damaged(value, "an iteration of as many as the one before it"));
+        let (found, of) = numbers().ok_or_else(|| bad_value(value, "an iteration as N of M"))?;
+        if self.iteration_heads.iter().any(|(_, announced)| *announced != of) {
+            return Err(bad_value(value, "an iteration of as many as the one before it"));
         }
         if found.checked_sub(1) != Some(self.iterations) {
-            return Err(out_of_order(found, self.iterations));
+            return Err(iteration_order_error(found, self.iterations));
         }
         self.iterations = found;
-        self.heads.push((if found == 1 { self.begin } else { number }, of));
+        self.iteration_heads.push((if found == 1 { self.start } else { number }, of));
         Ok(())
     }
 
-    fn take(&mut self, line: Line<'a>) -> Result<(), FileError> {
-        let (test, words, form, _) = line.kind;
-        if self.test == Test::Any {
+    fn add_line(&mut self, line: Line<'a>) -> Result<(), FileError> {
+        let (test, words, form, _) = line.format;
+        if self.test == KernelTest::Any {
             self.test = *test;
         }
-        if *test != Test::Any && *test != self.test {
+        if *test != KernelTest::Any && *test != self.test {
             return Err(FileError::new(format!(
                 "the line is of another test than the run that begins at line {}: two logs are \
                  mixed",
-                self.begin
+                self.start
             )));
         }
         let mut iteration = line.iteration;
         if let Some(found) = iteration {
             let last = self.iterations;
             if found != last.saturating_add(1) && (found != last || found == 0) {
-                return Err(out_of_order(found, last));
+                return Err(iteration_order_error(found, last));
             }
             self.iterations = found;
         }
-        if let (Form::Time, [_, ..]) = (form, self.heads.as_slice()) {
+        if let (ValueForm::PageTableTime, [_, ..]) = (form, self.iteration_heads.as_slice()) {
             iteration = Some(self.iterations);
         }
         let known = self.values.insert((words, iteration), (line.number, line.value));
-        if known.is_some() && !matches!(form, Form::NoValue) {
-            let begin = self.heads.last().map_or(self.begin, |(line, _)| *line);
+        if known.is_some() && !matches!(form, ValueForm::NoValue) {
+            let start = self.iteration_heads.last().map_or(self.start, |(line, _)| *line);
             return Err(FileError::new(format!(
-                "'{}' is repeated in the run that begins at line {begin}: lines are missing",
-                name(words)
+                "'{}' is repeated in the run that begins at line {start}: lines are missing",
+                line_name(words)
             )));
         }
         Ok(())
     }
 
-    /// Returns the error for a run without the line that has these words.
-    fn incomplete(&self, missing: &str) -> FileError {
+    /// Returns the error for a run that lacks the line with these words.
+    fn missing_line(&self, missing: &str) -> FileError {
         let message = format!(
             "the run that begins here has no '{}': it is cut off; run the test again, or delete \
              the run",
-            name(missing)
+            line_name(missing)
         );
-        FileError::new(message).at(self.begin)
+        FileError::new(message).at_line(self.start)
     }
 
-    /// Returns the number and the text of a value.
     fn value(&self, words: &'static str, at: Option<u32>) -> Result<(u64, &'a str), FileError> {
-        self.values.get(&(words, at)).copied().ok_or_else(|| self.incomplete(words))
+        self.values.get(&(words, at)).copied().ok_or_else(|| self.missing_line(words))
     }
 
-    fn close(self, log: &mut Log) -> Result<(), FileError> {
+    fn finish(self, log: &mut Log) -> Result<(), FileError> {
         let engine = match self.test {
-            Test::Any | Test::PageTable => return self.close_page_table(log),
-            Test::DemandPaging => engine::DEMAND_PAGING_TEST,
-            Test::DirtyLog => engine::DIRTY_LOG_TEST,
+            KernelTest::Any | KernelTest::PageTable => return self.finish_page_table_test(log),
+            KernelTest::DemandPaging => engine::DEMAND_PAGING_TEST,
+            KernelTest::DirtyLog => engine::DIRTY_LOG_TEST,
         };
         let phases = self.phases()?;
-        let mode = single_spaced(self.mode);
+        let mode = collapse_spaces(self.mode);
         let is_equal = |s: &&Sample| s.engine == engine && s.setup.mode == mode;
         let next = log.samples.iter().filter(is_equal).map(|s| s.iteration + 1).max();
         let setup = RunSetup { subject: engine.to_owned(), mode, ..RunSetup::default() };
@@ -277,22 +279,24 @@ impl<'a> OpenRun<'a> {
         let lines = LINES.iter().filter(|(test, ..)| *test == self.test);
         let has = |words: &str| self.values.keys().any(|(known, _)| *known == words);
         let manual_clearing =
-            lines.clone().any(|(_, words, _, need)| *need == Need::Manual && has(words));
+            lines.clone().any(|(_, words, _, need)| *need == Condition::ManualClear && has(words));
         let is_required = |(_, _, _, need): &&_| {
-            *need == Need::Always || *need == Need::Manual && manual_clearing
+            *need == Condition::Always || *need == Condition::ManualClear && manual_clearing
         };
         for (_, words, form, _) in lines.filter(is_required) {
             match form {
-                Form::PhaseTime(phase) => phases.push((phase, self.value(words, None)?.0 as f64)),
-                Form::Total => {
-                    let missing = |_| self.incomplete(&format!("{words}N iterations took"));
+                ValueForm::PhaseTime(phase) => {
+                    phases.push((phase, self.value(words, None)?.0 as f64))
+                }
+                ValueForm::IterationTotal => {
+                    let missing = |_| self.missing_line(&format!("{words}N iterations took"));
                     let (total, _) = self.value(words, None).map_err(missing)?;
                     if total == 0 || total != u64::from(self.iterations) {
                         let next = format!("Iteration {total} dirty memory time:");
-                        return Err(self.incomplete(&next));
+                        return Err(self.missing_line(&next));
                     }
                 }
-                Form::IterationTime([first, later]) => {
+                ValueForm::IterationTime([first, later]) => {
                     let time = |at| Ok(self.value(words, Some(at))?.0 as f64);
                     phases.push((first, time(1)?));
                     let rest = (2..=self.iterations).map(time);
@@ -309,23 +313,23 @@ impl<'a> OpenRun<'a> {
     }
 
     /// Adds the records of `kvm_page_table_test`, or of every iteration of `granule bench`.
-    fn close_page_table(mut self, log: &mut Log) -> Result<(), FileError> {
-        let engine = if self.bench { engine::BENCH_LINES } else { engine::PAGE_TABLE_TEST };
+    fn finish_page_table_test(mut self, log: &mut Log) -> Result<(), FileError> {
+        let engine = if self.is_bench { engine::BENCH_LINES } else { engine::PAGE_TABLE_TEST };
         let (_, backing) = self.value(BACKING, None)?;
         let config = RunConfig {
             mode: self.mode.to_owned(),
-            backing: backing.parse().map_err(|_| damaged(backing, "a backing source type"))?,
+            backing: backing.parse().map_err(|_| bad_value(backing, "a backing source type"))?,
             memory: Bytes(self.value(MEMORY, None)?.0),
             vcpus: u32::try_from(self.value(VCPUS, None)?.0).unwrap_or(u32::MAX),
             ..RunConfig::default()
         };
-        let heads = self.heads.iter().zip(1..).map(|((line, _), at)| (*line, Some(at)));
+        let heads = self.iteration_heads.iter().zip(1..).map(|((line, _), at)| (*line, Some(at)));
         let mut heads: Vec<_> = heads.collect();
         if heads.is_empty() {
-            heads.push((self.begin, None));
+            heads.push((self.start, None));
         }
-        for (begin, iteration) in heads {
-            self.begin = begin;
+        for (start, iteration) in heads {
+            self.start = start;
             let records = &mut log.records;
             let is_equal = |record: &&Record| {
                 record.engine == engine
@@ -348,10 +352,10 @@ impl<'a> OpenRun<'a> {
                 });
             }
         }
-        match self.heads.last() {
+        match self.iteration_heads.last() {
             Some((_, of)) if self.iterations < *of => {
                 let next = self.iterations + 1;
-                Err(self.incomplete(&format!("{BENCH_ITERATION}{next} of {of}")))
+                Err(self.missing_line(&format!("{BENCH_ITERATION_PREFIX}{next} of {of}")))
             }
             _ => Ok(()),
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Inputs: reads one side of a comparison from paths.
+//! Readers of the inputs of a comparison.
 //!
 //! ```text
 //! results file, run directory ── results ─┐
@@ -37,7 +37,7 @@ pub const RESULTS_FILE: &str = "results.jsonl";
 ///
 /// # Errors
 /// A path cannot be read, or its content is incomplete; the error names file, line and remedy.
-pub fn side(paths: &[PathBuf]) -> Result<Vec<Sample>, FileError> {
+pub fn read_side(paths: &[PathBuf]) -> Result<Vec<Sample>, FileError> {
     let mut all: Vec<Sample> = Vec::new();
     for path in paths {
         let iterations = all.iter().map(|sample| sample.iteration.saturating_add(1));
@@ -54,21 +54,21 @@ fn read_path(path: &Path) -> Result<Vec<Sample>, FileError> {
     if let Some(found) = criterion::read(path)? {
         return Ok(found);
     }
-    let (path, text) = text(path)?;
-    samples(&text).map_err(|error| error.in_file(&path))
+    let (path, text) = read_text(path)?;
+    parse(&text).map_err(|error| error.in_file(&path))
 }
 
 /// Reads the records of a results file or run directory.
 ///
 /// # Errors
-/// As for [`side`].
-pub fn read(path: &Path) -> Result<Vec<Record>, FileError> {
-    let (path, text) = text(path)?;
+/// As for [`read_side`].
+pub fn read_results(path: &Path) -> Result<Vec<Record>, FileError> {
+    let (path, text) = read_text(path)?;
     read_records(&text).map_err(|error| error.in_file(&path))
 }
 
 /// Parses the samples in the text of a results file or a log.
-pub(crate) fn samples(text: &str) -> Result<Vec<Sample>, FileError> {
+pub(crate) fn parse(text: &str) -> Result<Vec<Sample>, FileError> {
     let start = text.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
     if start.is_empty() {
         return Err(FileError::new("the file is empty: run the test again"));
@@ -100,7 +100,7 @@ pub fn page_table_records(text: &str) -> Result<Vec<Record>, FileError> {
 }
 
 /// Returns the text of a file, or of the results in a run directory, with its path.
-fn text(path: &Path) -> Result<(PathBuf, String), FileError> {
+fn read_text(path: &Path) -> Result<(PathBuf, String), FileError> {
     let mut path = path.to_owned();
     if path.is_dir() {
         let results = path.join(RESULTS_FILE);
@@ -116,10 +116,10 @@ fn text(path: &Path) -> Result<(PathBuf, String), FileError> {
     // A console log may contain any byte; the recognised lines are ASCII.
     match fs::read(&path) {
         Ok(bytes) => Ok((path, String::from_utf8_lossy(&bytes).into_owned())),
-        Err(error) => Err(unreadable(error).in_file(&path)),
+        Err(error) => Err(read_error(error).in_file(&path)),
     }
 }
 
-fn unreadable(error: io::Error) -> FileError {
+fn read_error(error: io::Error) -> FileError {
     FileError::new("cannot read the file").caused_by(error)
 }

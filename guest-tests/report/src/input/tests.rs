@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests with complete, truncated, damaged and mutated inputs.
 //!
-//! `PROPTEST_CASES=1000000 cargo test --release -p granule-report --lib mutated` takes some
-//! minutes.
+//! `PROPTEST_CASES=1000000 cargo test --release -p granule-report --lib mutated` takes minutes.
 
 use std::{cell::Cell, error::Error};
 
@@ -13,12 +12,12 @@ use crate::{
     Comparison, ComparisonOptions, Verdict, render,
     results::record_lines,
     sample::engine,
-    tests::{patched, record, runs},
+    tests::{record, runs, with_series},
 };
 use granule_types::{
     backing::Backing,
     phase::Phase,
-    record::{Host, RunConfig},
+    record::{HostInfo, RunConfig},
     units::Bytes,
 };
 
@@ -27,18 +26,18 @@ const CONSOLE: &str = include_str!("../../golden/console.log");
 /// Console log with `dirty_log_perf_test`, `demand_paging_test` and `kvm_page_table_test`.
 const PERF: &str = include_str!("../../golden/perf.log");
 
-fn lines(records: &[Record]) -> String {
+fn json_lines(records: &[Record]) -> String {
     records.iter().map(|record| serde_json::to_string(record).unwrap() + "\n").collect()
 }
 
 /// Returns the error and its cause in one line.
-fn chain(error: &FileError) -> String {
+fn with_cause(error: &FileError) -> String {
     let cause = error.source().map(|cause| format!(": {cause}"));
     error.to_string() + &cause.unwrap_or_default()
 }
 
 fn refusal(text: &str) -> String {
-    chain(&samples(text).map(|samples| samples.len()).unwrap_err())
+    with_cause(&parse(text).map(|samples| samples.len()).unwrap_err())
 }
 
 /// Checks that each replacement of text in a log makes the reader refuse it with this error.
@@ -52,7 +51,7 @@ fn assert_refused(log: &str, cases: &[(&str, &str, &str)]) {
 }
 
 /// Returns the lines of `granule bench -i N`.
-fn bench(iterations: u32) -> String {
+fn bench_log(iterations: u32) -> String {
     let mut log = "Testing guest mode: m\nTesting memory backing src type: shmem\n\
                    Testing memory size(aligned): 0x1000\nNumber of testing vCPUs: 1\n\
                    Started all vCPUs successfully\n"
@@ -100,12 +99,12 @@ fn equal_runs_are_iterations() {
     let records = log::read(&CONSOLE.repeat(2)).unwrap().records;
     let iterations: Vec<_> = records.iter().map(|r| r.config.iteration).collect();
     assert_eq!(iterations, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
-    assert!(records.iter().all(|r| r.host == Host::default()));
+    assert!(records.iter().all(|r| r.host == HostInfo::default()));
 }
 
 #[test]
-fn iterations_of_the_bench_share_one_head_and_are_complete() {
-    let log = bench(8);
+fn bench_iterations_share_one_head_and_are_all_required() {
+    let log = bench_log(8);
     let records = log::read(&log).unwrap().records;
     let create: Vec<_> = records.iter().step_by(3).map(|record| record.ns.0).collect();
     assert_eq!(create, [1, 2, 3, 4, 5, 6, 7, 8]);
@@ -113,9 +112,9 @@ fn iterations_of_the_bench_share_one_head_and_are_complete() {
     assert_eq!(records[3].config.iteration, 1);
     let complete = log.rfind("granule: exec").unwrap();
     for (cut, _) in log[..complete - 2].match_indices('\n') {
-        assert!(samples(&log[..cut]).is_err(), "{}", &log[..cut]);
+        assert!(parse(&log[..cut]).is_err(), "{}", &log[..cut]);
     }
-    assert_eq!(samples(&log[..complete]).unwrap(), samples(&log).unwrap(), "no figure is lost");
+    assert_eq!(parse(&log[..complete]).unwrap(), parse(&log).unwrap(), "no figure is lost");
     for (words, nth, expected) in [
         (
             "granule: exec",
@@ -127,11 +126,11 @@ fn iterations_of_the_bench_share_one_head_and_are_complete() {
         let error = refusal(&log[..log.match_indices(words).nth(nth).unwrap().0]);
         assert!(error.starts_with(expected), "{error}");
     }
-    let cut = &bench(3)[..bench(3).find("granule: iteration 3").unwrap()];
-    let error = refusal(&format!("{cut}{}", bench(3)));
+    let cut = &bench_log(3)[..bench_log(3).find("granule: iteration 3").unwrap()];
+    let error = refusal(&format!("{cut}{}", bench_log(3)));
     assert!(error.contains("'granule: iteration 3 of 3'"), "{error}");
     assert_refused(
-        &bench(3),
+        &bench_log(3),
         &[
             ("iteration 2 of 3", "iteration 3 of 3", "iteration 3 follows 1"),
             ("iteration 2 of 3", "iteration 2 of 4", "an iteration of as many"),
@@ -151,8 +150,8 @@ fn a_log_that_ends_within_the_first_words_of_a_run_is_refused() {
                 assert!(error.starts_with(&line) && error.contains("is cut off"), "{error}");
             }
         }
-        assert!(samples(&format!("{log}a test\n")).is_ok());
-        assert!(samples(log.trim_end()).is_ok(), "a terminal's copy has no last line end");
+        assert!(parse(&format!("{log}a test\n")).is_ok());
+        assert!(parse(log.trim_end()).is_ok(), "a terminal's copy has no last line end");
     }
     let error = log::read(&format!("{CONSOLE}Testing guest mode: PA-b")).unwrap_err();
     assert!(error.to_string().starts_with("line 43: "), "{error}");
@@ -274,7 +273,7 @@ fn defects_of_the_perf_tests_are_named_with_their_line() {
 
 #[test]
 fn results_and_logs_in_one_text_are_refused_with_their_line() {
-    let json = lines(&[record()]);
+    let json = json_lines(&[record()]);
     for (content, expected) in [
         (format!("{CONSOLE}{json}"), "line 43: the line is JSON in a log"),
         (format!("{CONSOLE}  {{\"a\":\n"), "line 43: the line is JSON in a log"),
@@ -291,11 +290,11 @@ fn results_and_logs_in_one_text_are_refused_with_their_line() {
 }
 
 #[test]
-fn noise_of_a_terminal_or_console_is_removed() {
+fn terminal_escape_sequences_are_removed() {
     let noise = "\u{1b}]0;root@host: Testing guest mode: none\u{7}\u{1b}[1m# \u{1b}(B\u{1b}[m";
     let noisy: String =
         CONSOLE.lines().map(|line| format!("{noise}{line}\u{1b}(B\u{1b}[m\r\n")).collect();
-    assert_eq!(samples(&noisy).unwrap(), samples(CONSOLE).unwrap());
+    assert_eq!(parse(&noisy).unwrap(), parse(CONSOLE).unwrap());
     for (noisy, plain) in [
         ("\u{1b}[?25lhidden\u{1b}[?25h\r\n", "hidden\n"),
         ("\u{1b}]0;Testing guest mode: x\u{7}text", "text"),
@@ -317,7 +316,7 @@ fn noise_of_a_terminal_or_console_is_removed() {
 fn files_and_run_directories_are_read_or_refused_with_file_and_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
-    let whole = lines(&runs(&[1, 2], &[3, 4]));
+    let whole = json_lines(&runs(&[1, 2], &[3, 4]));
     let counted = record_lines(&runs(&[1], &[2])).unwrap();
     for (name, content, expected) in [
         ("empty", "", "is empty: run the test again"),
@@ -329,20 +328,20 @@ fn files_and_run_directories_are_read_or_refused_with_file_and_remedy() {
         ("log", &CONSOLE[..CONSOLE.rfind("KVM_ADJUST").unwrap()], "has no 'KVM_ADJUST_MAPPINGS'"),
     ] {
         fs::write(path(name), content).unwrap();
-        let text = chain(&side(&[path(name)]).unwrap_err());
+        let text = with_cause(&read_side(&[path(name)]).unwrap_err());
         assert!(text.contains(expected) && text.contains(name), "{text}");
     }
-    let refusal = |path: PathBuf| chain(&side(&[path]).unwrap_err());
+    let refusal = |path: PathBuf| with_cause(&read_side(&[path]).unwrap_err());
     assert!(refusal(path("absent")).contains("cannot read"));
     assert!(refusal(dir.path().into()).contains("holds no results.jsonl"));
 
-    fs::write(path(RESULTS_FILE), lines(&[record()])).unwrap();
-    assert_eq!(read(&path(RESULTS_FILE)).unwrap(), [record()]);
-    assert_eq!(read(dir.path()).unwrap(), [record()]);
-    assert_eq!(side(&[dir.path().into()]).unwrap(), sample::samples(&[record()]));
+    fs::write(path(RESULTS_FILE), json_lines(&[record()])).unwrap();
+    assert_eq!(read_results(&path(RESULTS_FILE)).unwrap(), [record()]);
+    assert_eq!(read_results(dir.path()).unwrap(), [record()]);
+    assert_eq!(read_side(&[dir.path().into()]).unwrap(), sample::samples(&[record()]));
     let stray_bytes = [b"\xff\xfe\x1b[0m boot\n", CONSOLE.as_bytes()].concat();
     fs::write(path("console.log"), stray_bytes).unwrap();
-    assert_eq!(side(&[path("console.log")]).unwrap().len(), 6);
+    assert_eq!(read_side(&[path("console.log")]).unwrap().len(), 6);
 }
 
 #[test]
@@ -379,7 +378,7 @@ fn the_last_result_and_a_baseline_of_criterion_are_read() {
 }
 
 /// Texts to insert into an input.
-const WORDS: [&str; 18] = [
+const INSERTIONS: [&str; 18] = [
     "Testing guest mode: ",
     "Iteration 4294967295 dirty memory time: 0.000000001s\n",
     "KVM_CREATE_MAPPINGS: total execution time: 18446744073.709551615s\n",
@@ -400,13 +399,13 @@ const WORDS: [&str; 18] = [
     "1e999",
 ];
 
-/// Replaces `length` bytes at `at` with one of [`WORDS`], or with `piece` bytes of an input
+/// Replaces `length` bytes at `at` with one of [`INSERTIONS`], or with `piece` bytes of an input
 /// that start at `from`.
-fn edit(bytes: &mut Vec<u8>, at: Index, length: usize, words: bool, from: Index, piece: usize) {
+fn mutate(bytes: &mut Vec<u8>, at: Index, length: usize, words: bool, from: Index, piece: usize) {
     let at = at.index(bytes.len() + 1);
     let end = bytes.len().min(at.saturating_add(length));
     let inserted = if words {
-        WORDS[from.index(WORDS.len())].as_bytes().to_vec()
+        INSERTIONS[from.index(INSERTIONS.len())].as_bytes().to_vec()
     } else {
         let inputs = [CONSOLE.as_bytes(), PERF.as_bytes(), b"0123456789.s-\n\xff\x80"].concat();
         let start = from.index(inputs.len());
@@ -420,7 +419,7 @@ fn mutated_inputs_are_read_or_refused_and_compare_with_themselves() {
     let inputs = [
         CONSOLE.into(),
         PERF.into(),
-        lines(&patched(runs(&[1, 2], &[3, 4]))).into_bytes(),
+        json_lines(&with_series(runs(&[1, 2], &[3, 4]))).into_bytes(),
         br#"{"sampling_mode":"Linear","iters":[10.0,20.0],"times":[15.0,31.0]}"#.to_vec(),
     ];
     let mut config = ProptestConfig::default();
@@ -433,18 +432,18 @@ fn mutated_inputs_are_read_or_refused_and_compare_with_themselves() {
     let outcome = TestRunner::new(config).run(&(0..inputs.len(), edits), |(input, edits)| {
         let mut bytes = inputs[input].clone();
         for (at, length, words, from, piece) in edits {
-            edit(&mut bytes, at, length, words, from, piece);
+            mutate(&mut bytes, at, length, words, from, piece);
         }
         let text = String::from_utf8_lossy(&bytes);
-        let _ = serde_json::from_str::<criterion::Samples>(&text).map(|samples| samples.runs());
-        let Ok(samples) = samples(&text) else {
+        let _ = serde_json::from_str::<criterion::SampleFile>(&text).map(|file| file.mean_times());
+        let Ok(samples) = parse(&text) else {
             return Ok(());
         };
         prop_assert!(!samples.is_empty(), "neither samples nor an error");
         read.set(read.get() + 1);
         if read.get() % 64 == 0
             && let Ok(comparison) =
-                Comparison::of(&samples, &samples, &ComparisonOptions::default())
+                Comparison::new(&samples, &samples, &ComparisonOptions::default())
         {
             prop_assert_eq!(comparison.count(Verdict::Regression), 0);
             prop_assert!(!render::text(&comparison).is_empty());

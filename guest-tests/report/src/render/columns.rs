@@ -10,7 +10,7 @@
 
 use super::number::{self, Unit};
 use crate::{
-    comparison::{Comparison, PhaseChange, TIME, WORK},
+    comparison::{Comparison, PhaseChange, TIME_METRIC, WORK_METRIC},
     judge::{TestedRow, Verdict},
     stats::{Change, Spread},
 };
@@ -18,11 +18,11 @@ use crate::{
 /// Table row: the time or a count of a phase.
 #[derive(Debug, Clone, Copy)]
 pub struct TableRow<'a> {
-    /// [`TIME`], [`WORK`], or the name of the count.
+    /// [`TIME_METRIC`], [`WORK_METRIC`], or the name of the count.
     pub metric: &'a str,
     pub phase: &'a PhaseChange,
     pub change: &'a Change,
-    /// True if the verdict and the test of the phase belong to this figure.
+    /// Indicates that the verdict and the test of the phase belong to this figure.
     pub is_judged: bool,
 }
 
@@ -36,22 +36,22 @@ pub enum Cell {
 }
 
 /// CSV field: its name, and a function that returns its value.
-type Field = (&'static str, fn(&TableRow) -> Option<String>);
+type CsvField = (&'static str, fn(&TableRow) -> Option<String>);
 
 #[derive(Debug)]
 pub struct Column {
     pub heading: &'static str,
     /// Width in the text format; 0 omits the column.
     pub text_width: usize,
-    pub in_markdown: bool,
+    pub is_in_markdown: bool,
     pub cell: fn(&TableRow) -> Cell,
     /// CSV fields, with full precision.
-    pub csv: &'static [Field],
+    pub csv: &'static [CsvField],
 }
 
 macro_rules! spread_fields {
     ($side:ident, $($name:literal: $figure:ident),*) => {
-        &[$(($name, |row| field(row.change.$side.map(|spread| spread.$figure)))),*]
+        &[$(($name, |row| csv_value(row.change.$side.map(|spread| spread.$figure)))),*]
     };
 }
 
@@ -60,7 +60,7 @@ pub const COLUMNS: &[Column] = &[
     Column {
         heading: "before",
         text_width: 15,
-        in_markdown: true,
+        is_in_markdown: true,
         cell: |row| row.spread(row.change.before),
         csv: spread_fields!(
             before,
@@ -71,7 +71,7 @@ pub const COLUMNS: &[Column] = &[
     Column {
         heading: "after",
         text_width: 15,
-        in_markdown: true,
+        is_in_markdown: true,
         cell: |row| row.spread(row.change.after),
         csv: spread_fields!(
             after,
@@ -82,76 +82,76 @@ pub const COLUMNS: &[Column] = &[
     Column {
         heading: "ratio",
         text_width: 8,
-        in_markdown: true,
+        is_in_markdown: true,
         cell: |row| Cell::Text(number::ratio(row.change)),
-        csv: &[("ratio", |row| field(row.change.ratio))],
+        csv: &[("ratio", |row| csv_value(row.change.ratio))],
     },
     Column {
         heading: "gain",
         text_width: 9,
-        in_markdown: true,
+        is_in_markdown: true,
         cell: |row| Cell::Text(number::gain(row.change)),
         csv: &[],
     },
     Column {
         heading: "Hodges-Lehmann, 95%",
         text_width: 0,
-        in_markdown: true,
-        cell: |row| row.test_text(estimate),
+        is_in_markdown: true,
+        cell: |row| row.test_text(hodges_lehmann_text),
         csv: &[
-            ("hl_ratio", |row| field(row.tested()?.ratio)),
-            ("hl_low", |row| field(row.tested()?.interval.map(|[low, _]| low))),
-            ("hl_high", |row| field(row.tested()?.interval.map(|[_, high]| high))),
-            ("test", |row| field(Some(row.tested()?.test))),
+            ("hl_ratio", |row| csv_value(row.tested_row()?.ratio)),
+            ("hl_low", |row| csv_value(row.tested_row()?.interval.map(|[low, _]| low))),
+            ("hl_high", |row| csv_value(row.tested_row()?.interval.map(|[_, high]| high))),
+            ("test", |row| csv_value(Some(row.tested_row()?.test))),
         ],
     },
     Column {
         heading: "p",
         text_width: 0,
-        in_markdown: true,
+        is_in_markdown: true,
         cell: |row| row.test_text(|tested| Some(number::p_value(tested.p))),
-        csv: &[("p", |row| field(Some(row.tested()?.p)))],
+        csv: &[("p", |row| csv_value(Some(row.tested_row()?.p)))],
     },
     Column {
         heading: "p, Holm",
         text_width: 0,
-        in_markdown: true,
+        is_in_markdown: true,
         cell: |row| row.test_text(|tested| Some(number::p_value(tested.p_holm))),
-        csv: &[("p_holm", |row| field(Some(row.tested()?.p_holm)))],
+        csv: &[("p_holm", |row| csv_value(Some(row.tested_row()?.p_holm)))],
     },
     Column {
         heading: "delta",
         text_width: 0,
-        in_markdown: true,
+        is_in_markdown: true,
         cell: |row| row.test_text(|tested| Some(format!("{:+.2}", tested.delta))),
-        csv: &[("delta", |row| field(Some(row.tested()?.delta)))],
+        csv: &[("delta", |row| csv_value(Some(row.tested_row()?.delta)))],
     },
     Column {
         heading: "verdict",
         text_width: 0,
-        // Text and Markdown have a mark on the name instead.
-        in_markdown: false,
-        cell: |row| Cell::Verdict(row.verdict(), row.detectable()),
+        // Text and Markdown mark the row instead.
+        is_in_markdown: false,
+        cell: |row| Cell::Verdict(row.verdict(), row.detectable_text()),
         csv: &[
-            ("detectable", |row| field(row.tested()?.detectable)),
-            ("verdict", |row| field(Some(row.verdict()?.name()))),
+            ("detectable", |row| csv_value(row.tested_row()?.detectable_ratio)),
+            ("verdict", |row| csv_value(Some(row.verdict()?.name()))),
         ],
     },
 ];
 
-fn field(value: Option<impl ToString>) -> Option<String> {
+fn csv_value(value: Option<impl ToString>) -> Option<String> {
     value.map(|value| value.to_string())
 }
 
 /// Formats the Hodges-Lehmann ratio and its interval, which may exclude the ratio of medians.
-pub fn estimate(tested: &TestedRow) -> Option<String> {
+pub fn hodges_lehmann_text(tested: &TestedRow) -> Option<String> {
     let (ratio, ends) = (tested.ratio?, tested.interval?);
     Some(format!("{} ({})", number::factor(ratio), number::interval(ends)))
 }
 
 /// Returns the rows of a phase: its time, its work, then its counts. Kernel events and functions
 /// come before instructions, whose names begin with a capital letter.
-pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<TableRow<'a>> {
+pub fn table_rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<TableRow<'a>> {
     let row = |metric: &'a str, change: &'a Change| TableRow {
         metric,
         phase,
@@ -162,8 +162,8 @@ pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<TableRow
     let is_instruction = |row: &TableRow| row.metric.starts_with(|c: char| c.is_ascii_uppercase());
     let (instructions, functions): (Vec<TableRow>, Vec<TableRow>) =
         phase.counters.iter().map(counted).partition(is_instruction);
-    let mut rows = vec![row(TIME, &phase.time)];
-    rows.extend(phase.work.as_ref().map(|work| row(WORK, work)));
+    let mut rows = vec![row(TIME_METRIC, &phase.time)];
+    rows.extend(phase.work.as_ref().map(|work| row(WORK_METRIC, work)));
     rows.extend(phase.events.iter().chain(&phase.gauges).map(counted));
     rows.extend(functions);
     rows.extend(instructions);
@@ -172,11 +172,11 @@ pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<TableRow
 
 impl TableRow<'_> {
     pub fn is_time(&self) -> bool {
-        self.metric == TIME
+        self.metric == TIME_METRIC
     }
 
     pub fn is_duration(&self) -> bool {
-        matches!(self.metric, TIME | WORK)
+        matches!(self.metric, TIME_METRIC | WORK_METRIC)
     }
 
     pub fn unit(&self) -> Unit {
@@ -196,21 +196,21 @@ impl TableRow<'_> {
         self.verdict().map_or("", Verdict::mark)
     }
 
-    pub fn tested(&self) -> Option<&TestedRow> {
-        self.phase.tested.as_ref().filter(|_| self.is_judged)
+    pub fn tested_row(&self) -> Option<&TestedRow> {
+        self.phase.tested_row.as_ref().filter(|_| self.is_judged)
     }
 
     /// Formats the smallest detectable slowdown if the runs show no difference.
-    pub fn detectable(&self) -> Option<String> {
-        let tested = self.tested()?;
-        let growth = (tested.detectable? - 1.0) * 100.0;
-        let is_found = tested.is_found() || self.phase.is_regression();
+    pub fn detectable_text(&self) -> Option<String> {
+        let tested = self.tested_row()?;
+        let growth = (tested.detectable_ratio? - 1.0) * 100.0;
+        let is_found = tested.is_significant() || self.phase.is_regression();
         (!is_found).then(|| format!("no difference found; growth of {growth:.1}% would be found"))
     }
 
     /// Describes the test in one or two lines.
     pub fn test_lines(&self) -> Vec<String> {
-        let Some(tested) = self.tested() else {
+        let Some(tested) = self.tested_row() else {
             return Vec::new();
         };
         let ratio = tested.ratio.map(|ratio| {
@@ -224,7 +224,7 @@ impl TableRow<'_> {
             ratio.unwrap_or_default(),
             tested.delta
         )];
-        lines.extend(self.detectable());
+        lines.extend(self.detectable_text());
         lines
     }
 
@@ -234,12 +234,12 @@ impl TableRow<'_> {
     }
 
     fn test_text(&self, text: fn(&TestedRow) -> Option<String>) -> Cell {
-        Cell::Text(self.tested().and_then(text).unwrap_or_default())
+        Cell::Text(self.tested_row().and_then(text).unwrap_or_default())
     }
 }
 
 impl Cell {
-    pub fn text(self) -> String {
+    pub fn into_text(self) -> String {
         match self {
             Self::Text(text) | Self::Spread(text, None) => text,
             Self::Spread(median, Some(range)) => format!("{median} ({range})"),

@@ -4,8 +4,8 @@
 use std::fmt::Write;
 
 use super::{
-    columns::{self, COLUMNS, rows},
-    number, words,
+    columns::{self, COLUMNS, table_rows},
+    number, sentences,
 };
 use crate::{
     comparison::{Comparison, Configuration, PhaseChange},
@@ -30,7 +30,7 @@ pub fn csv(comparison: &Comparison) -> String {
     let mut out = String::new();
     push_line(&mut out, HEADER.split(',').chain(fields().map(|(name, _)| *name)));
     for (configuration, change) in comparison.rows() {
-        for row in rows(comparison, change) {
+        for row in table_rows(comparison, change) {
             let mut line = setup_fields(configuration);
             line.extend([change.phase.to_string(), row.metric.to_owned()]);
             line.extend(fields().map(|(_, value)| value(&row).unwrap_or_default()));
@@ -68,18 +68,19 @@ fn push_line<'a>(out: &mut String, fields: impl Iterator<Item = &'a str>) {
     out.push('\n');
 }
 
-/// Renders a comparison as KTAP, version 1, for the kernel's test runners: one test for each phase
-/// with a verdict. A regression is `not ok`, an inconclusive phase is skipped.
+/// Renders a comparison as KTAP, version 1, with a test for each phase that has a verdict. A
+/// regression is `not ok`; an inconclusive phase is skipped.
 pub fn ktap(comparison: &Comparison) -> String {
     let rows = comparison.rows();
     let judged: Vec<_> =
         rows.filter_map(|(c, change)| Some((c, change, change.verdict?))).collect();
     let mut out = format!("KTAP version 1\n1..{}\n", judged.len());
     for (number, (configuration, change, verdict)) in (1..).zip(&judged) {
-        let name = format!("{} {}", words::short_title(comparison, configuration), change.phase);
+        let name =
+            format!("{} {}", sentences::short_title(comparison, configuration), change.phase);
         // `#` would begin a directive.
         let name = name.replace('#', "").replace(", ", " ");
-        let reason = reason(comparison, change);
+        let reason = verdict_reason(comparison, change);
         out += &match verdict {
             Verdict::Regression => format!("# {name}: {reason}\nnot ok {number} {name}\n"),
             Verdict::Inconclusive => {
@@ -96,12 +97,12 @@ pub fn ktap(comparison: &Comparison) -> String {
     out + &format!("# Totals: pass:{passed} fail:{failed} xfail:0 xpass:0 skip:{skipped} error:0\n")
 }
 
-fn reason(comparison: &Comparison, phase: &PhaseChange) -> String {
+fn verdict_reason(comparison: &Comparison, phase: &PhaseChange) -> String {
     let metric = &comparison.metric;
     let change = phase.count(metric).unwrap_or(&phase.time);
     let mut reason = format!("{metric} ratio {}", number::ratio(change));
-    if let Some(tested) = &phase.tested {
-        if let Some(estimate) = columns::estimate(tested) {
+    if let Some(tested) = &phase.tested_row {
+        if let Some(estimate) = columns::hodges_lehmann_text(tested) {
             reason += &format!(", Hodges-Lehmann {estimate}");
         }
         reason += &format!(", p after Holm {}", number::p_value(tested.p_holm));
@@ -109,8 +110,7 @@ fn reason(comparison: &Comparison, phase: &PhaseChange) -> String {
     reason
 }
 
-/// Renders the time or the judged count of each run in the Go benchmark format, which `benchstat`
-/// reads.
+/// Renders the time or judged count of each run in the Go benchmark format for `benchstat`.
 ///
 /// Each side has a configuration line above its runs, so the command is `benchstat -col side
 /// FILE`. Any other configuration line that differs between sides would split the table.
@@ -127,10 +127,10 @@ pub fn benchstat(comparison: &Comparison) -> String {
         let _ = writeln!(out, "side: {side}\n");
         for (configuration, change) in comparison.rows() {
             let times = Some(&change.runs).filter(|_| comparison.judges_time());
-            let Some(runs) = times.or(change.counted.as_ref()) else {
+            let Some(runs) = times.or(change.judged_count.as_ref()) else {
                 continue;
             };
-            let benchmark = benchmark(configuration, change);
+            let benchmark = benchmark_name(configuration, change);
             for figure in if side == "before" { &runs.before } else { &runs.after } {
                 let _ = writeln!(out, "{benchmark} 1 {figure} {unit}");
             }
@@ -142,7 +142,7 @@ pub fn benchstat(comparison: &Comparison) -> String {
 
 /// Returns the name `BenchmarkStage2/phase=create/backing=anonymous/...`. It has no spaces and no
 /// final dash and number, which benchstat would parse as GOMAXPROCS.
-fn benchmark(configuration: &Configuration, change: &PhaseChange) -> String {
+fn benchmark_name(configuration: &Configuration, change: &PhaseChange) -> String {
     let setup = &configuration.setup;
     let subject = Some(setup.subject.clone()).filter(|s| *s != configuration.engine);
     let mut parts = vec![
@@ -174,15 +174,15 @@ mod tests {
     use super::*;
     use crate::{
         ComparisonOptions,
-        tests::{compare_by, patched, runs},
+        tests::{compare_with, runs, with_series},
     };
 
-    fn printed(metric: Option<&str>, change: impl Fn(&mut Record)) -> String {
-        let mut sides = [runs(&[10, 12], &[30, 31]), patched(runs(&[8, 9], &[30, 33]))];
+    fn benchstat_text(metric: Option<&str>, change: impl Fn(&mut Record)) -> String {
+        let mut sides = [runs(&[10, 12], &[30, 31]), with_series(runs(&[8, 9], &[30, 33]))];
         sides.iter_mut().flatten().for_each(change);
         let options =
             ComparisonOptions { metric: metric.map(str::to_owned), ..ComparisonOptions::default() };
-        benchstat(&compare_by(&sides[0], &sides[1], &options).unwrap())
+        benchstat(&compare_with(&sides[0], &sides[1], &options).unwrap())
     }
 
     #[test]
@@ -202,8 +202,8 @@ mod tests {
              {create} 1 8000 ns/op\n{create} 1 9000 ns/op\n\
              {update} 1 30000 ns/op\n{update} 1 33000 ns/op\n\n"
         );
-        assert_eq!(printed(None, |_| ()), times);
-        let count = printed(Some("DC CIVAC"), |record| {
+        assert_eq!(benchstat_text(None, |_| ()), times);
+        let count = benchstat_text(Some("DC CIVAC"), |record| {
             if record.phase == Phase::Update {
                 record.counters.insert("DC CIVAC".to_owned(), 0);
             }
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_name_is_one_word_for_any_options() {
-        let text = printed(None, |record| {
+        let text = benchstat_text(None, |record| {
             let options = [("dirty-log", "manual"), ("pin", "0-3 8/9"), ("empty", "")];
             let options = options.map(|(name, value)| (name.to_owned(), value.to_owned()));
             record.config.options = options.into();

@@ -4,22 +4,22 @@
 //!
 //! ```text
 //! number ─ columns ─┬─ text, html, export
-//!            words ─┘
+//!        sentences ─┘
 //! ```
 //!
-//! `columns` declares the columns of all tables, `words` formats the sentences around them.
+//! `columns` declares the columns of all tables, `sentences` formats the sentences around them.
 
 mod columns;
 mod export;
 mod html;
 mod number;
+mod sentences;
 mod text;
-mod words;
 
 #[cfg(any(test, feature = "browser-test"))]
 pub use self::html::browser;
 pub use self::{
     export::{benchstat, csv, json, ktap},
-    html::{Lane, bars, html, page, single},
+    html::{BarGroup, bar_chart, html, page, single_kernel},
     text::{markdown, text},
 };

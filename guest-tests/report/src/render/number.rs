@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Formats figures in a few characters. A row has one unit, so that its columns are comparable; a
-//! range has four digits, so that it fits into a column.
+//! Formats figures in a few characters. A row has one unit, so that its columns are comparable.
 
 use crate::stats::{Change, Spread};
 
@@ -41,10 +40,10 @@ impl Unit {
 
     pub fn value(self, value: f64) -> String {
         match self {
-            Self::Count if value >= 1e11 => short(value),
+            Self::Count if value >= 1e11 => short_count(value),
             // The median is the midpoint of two counts.
             Self::Count if value.fract() != 0.0 && value < 1000.0 => format!("{value:.1}"),
-            Self::Count => grouped(value),
+            Self::Count => group_digits(value),
             Self::Time(1, name) if value.fract() == 0.0 => format!("{value:.0} {name}"),
             Self::Time(size, name) => format!("{:.3} {name}", value / f64::from(size)),
         }
@@ -53,10 +52,10 @@ impl Unit {
     /// Formats the ends of a spread without unit, in few digits; `None` if both print the same.
     pub fn range(self, spread: Option<Spread>) -> Option<String> {
         let bare = |value: f64| match self {
-            Self::Count => short(value),
+            Self::Count => short_count(value),
             Self::Time(size, _) => four_digits(value / f64::from(size)),
         };
-        let [low, high] = spread?.ends().map(bare);
+        let [low, high] = spread?.range().map(bare);
         (low != high).then(|| format!("{low}..{high}"))
     }
 }
@@ -83,7 +82,7 @@ pub fn gain(change: &Change) -> String {
     match change.gain() {
         Some(gain) if gain <= -1_000_000.0 => format!("{gain:+.0e}%"),
         Some(gain) if gain <= -1000.0 => format!("{gain:+.0}%"),
-        // Does not round up to 100%, which would mean that nothing remains.
+        // Only a gain of exactly 100% prints as 100%.
         Some(gain) if gain > 99.9 && gain < 100.0 => format!("{:+.2}%", gain.min(99.99)),
         // Avoids "-0.0%".
         Some(gain) if gain.abs() < 0.05 => "0.0%".to_owned(),
@@ -107,7 +106,7 @@ pub fn p_value(p: f64) -> String {
     }
 }
 
-fn grouped(value: f64) -> String {
+fn group_digits(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -120,7 +119,7 @@ fn grouped(value: f64) -> String {
 }
 
 /// Formats a count in at most six characters.
-fn short(value: f64) -> String {
+fn short_count(value: f64) -> String {
     for (from, size, name) in
         [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "K")]
     {
@@ -146,7 +145,7 @@ mod tests {
     use super::*;
 
     fn spread(min: u64, median: u64, max: u64) -> Option<Spread> {
-        Spread::of([min, median, max].map(|value| value as f64))
+        Spread::new([min, median, max].map(|value| value as f64))
     }
 
     #[test]
@@ -167,7 +166,7 @@ mod tests {
         assert_eq!(Unit::Count.range(counts).unwrap(), "34.60M..135.0M");
         assert_eq!(Unit::Count.range(spread(33, 33, 33)), None);
         assert_eq!(Unit::Count.range(spread(33, 100, 10_000)).unwrap(), "33..10.00K");
-        let between = |one: f64, two: f64| Unit::Count.median(Spread::of([one, two]));
+        let between = |one: f64, two: f64| Unit::Count.median(Spread::new([one, two]));
         assert_eq!([between(0.0, 1.0), between(1.0, 3.0)], ["0.5", "2"]);
         assert_eq!(between(34_625_989.0, 34_625_990.0), "34,625,990");
     }

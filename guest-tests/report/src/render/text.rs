@@ -4,8 +4,8 @@
 use std::fmt::Write;
 
 use super::{
-    columns::{COLUMNS, Cell, Column, TableRow, rows},
-    words,
+    columns::{COLUMNS, Cell, Column, TableRow, table_rows},
+    sentences,
 };
 use crate::{
     comparison::{Comparison, PhaseChange},
@@ -15,19 +15,19 @@ use crate::{
 
 /// Maximum length of a line. Longer words, such as paths, are broken.
 const WIDTH: usize = 75;
-const NAME: usize = 26;
+const NAME_WIDTH: usize = 26;
 
 /// Renders a comparison as text.
 pub fn text(comparison: &Comparison) -> String {
     let mut out = String::new();
-    for (name, words) in words::head(comparison) {
+    for (name, words) in sentences::head(comparison) {
         wrap(&mut out, &format!("{name:<10}"), &words);
     }
     for configuration in &comparison.configurations {
         out.push('\n');
-        wrap(&mut out, "", &words::title(comparison, configuration));
+        wrap(&mut out, "", &sentences::title(comparison, configuration));
         let headings = COLUMNS.iter().map(|column| column.heading.to_owned());
-        line(&mut out, "  phase", headings, "");
+        table_line(&mut out, "  phase", headings, "");
         for change in &configuration.phases {
             phase_lines(&mut out, comparison, change);
         }
@@ -37,7 +37,7 @@ pub fn text(comparison: &Comparison) -> String {
         text_overview(&mut out, comparison);
     }
     out.push('\n');
-    for note in words::footer(comparison) {
+    for note in sentences::footer(comparison) {
         wrap(&mut out, "", &note);
     }
     out
@@ -45,14 +45,14 @@ pub fn text(comparison: &Comparison) -> String {
 
 /// Writes each row of a phase, the range of its runs if they differ, and its test.
 fn phase_lines(out: &mut String, comparison: &Comparison, change: &PhaseChange) {
-    for row in rows(comparison, change) {
+    for row in table_rows(comparison, change) {
         let indent = if row.is_time() { "  " } else { "    " };
         let cells: Vec<Cell> = COLUMNS.iter().map(|column| (column.cell)(&row)).collect();
         let medians = cells.iter().map(|cell| match cell {
             Cell::Spread(median, _) => median.clone(),
-            cell => cell.clone().text(),
+            cell => cell.clone().into_text(),
         });
-        line(out, &format!("{indent}{}", row.name()), medians, row.mark());
+        table_line(out, &format!("{indent}{}", row.name()), medians, row.mark());
         range_line(out, &row, &cells);
         for test in row.test_lines() {
             wrap(out, "      ", &test);
@@ -69,19 +69,19 @@ fn range_line(out: &mut String, row: &TableRow, cells: &[Cell]) {
         Cell::Spread(_, None) => "same".to_owned(),
         _ => String::new(),
     });
-    let quartiles = row.change.sides().any(|spread| spread.quartiles);
-    line(out, if quartiles { "      quartiles" } else { "      min..max" }, ranges, "");
+    let quartiles = row.change.sides().any(|spread| spread.has_quartiles);
+    table_line(out, if quartiles { "      quartiles" } else { "      min..max" }, ranges, "");
 }
 
 /// Writes one line of a table; a long name is on a separate line.
-fn line(out: &mut String, name: &str, cells: impl Iterator<Item = String>, mark: &str) {
+fn table_line(out: &mut String, name: &str, cells: impl Iterator<Item = String>, mark: &str) {
     let mut line = name.to_owned();
-    if line.len() > NAME {
+    if line.len() > NAME_WIDTH {
         let words = line.trim_start();
         wrap(out, &line[..line.len() - words.len()], words);
         line.clear();
     }
-    line = format!("{line:<NAME$}");
+    line = format!("{line:<NAME_WIDTH$}");
     for (column, cell) in COLUMNS.iter().zip(cells) {
         if column.text_width > 0 {
             // Writing into a String cannot fail.
@@ -94,14 +94,14 @@ fn line(out: &mut String, name: &str, cells: impl Iterator<Item = String>, mark:
 /// Writes all time ratios: a column for each phase, two lines for each configuration. Phases that
 /// do not fit into the width follow below the others.
 fn text_overview(out: &mut String, comparison: &Comparison) {
-    let _ = writeln!(out, "{}:", words::ratios_title(comparison));
+    let _ = writeln!(out, "{}:", sentences::ratios_title(comparison));
     let phases: Vec<&AnyPhase> = comparison.phases().into_iter().collect();
     let mut phases = phases.as_slice();
     while !phases.is_empty() {
         let fit = |count: &usize| phases[..*count].iter().map(|p| width(p)).sum::<usize>() < WIDTH;
         let more = (2..=phases.len()).take_while(fit).count();
         let (fitting, later) = phases.split_at(1 + more);
-        ratios(out, comparison, fitting);
+        ratio_lines(out, comparison, fitting);
         phases = later;
     }
 }
@@ -110,17 +110,17 @@ fn width(phase: &AnyPhase) -> usize {
     phase.name().len().max("0.00000".len()) + 1
 }
 
-fn ratios(out: &mut String, comparison: &Comparison, phases: &[&AnyPhase]) {
+fn ratio_lines(out: &mut String, comparison: &Comparison, phases: &[&AnyPhase]) {
     let mut head = " ".to_owned();
     for phase in phases {
         let _ = write!(head, "{:>1$} ", phase.name(), width(phase) - 1);
     }
     push_trimmed(out, &head);
     for configuration in &comparison.configurations {
-        wrap(out, "", &words::short_title(comparison, configuration));
+        wrap(out, "", &sentences::short_title(comparison, configuration));
         let mut line = " ".to_owned();
         for phase in phases {
-            let (ratio, verdict) = words::time_ratio(comparison, configuration, phase);
+            let (ratio, verdict) = sentences::time_ratio(comparison, configuration, phase);
             let ratio = format!("{ratio}{:1}", verdict.map_or("", Verdict::mark));
             let _ = write!(line, "{ratio:>0$}", width(phase));
         }
@@ -148,19 +148,19 @@ fn push_trimmed(out: &mut String, line: &str) {
 /// Renders a comparison as Markdown: a list, a table for each configuration, and the notes.
 pub fn markdown(comparison: &Comparison) -> String {
     let mut out = String::new();
-    for (name, words) in words::head(comparison) {
-        let _ = writeln!(out, "- {name}: {}", escaped(&words));
+    for (name, words) in sentences::head(comparison) {
+        let _ = writeln!(out, "- {name}: {}", escape_markdown(&words));
     }
-    let columns: Vec<&Column> = COLUMNS.iter().filter(|column| column.in_markdown).collect();
+    let columns: Vec<&Column> = COLUMNS.iter().filter(|column| column.is_in_markdown).collect();
     for configuration in &comparison.configurations {
-        let title = escaped(&words::title(comparison, configuration));
+        let title = escape_markdown(&sentences::title(comparison, configuration));
         let headings = columns.iter().map(|column| column.heading.to_owned());
         let mut table = vec![["phase".to_owned()].into_iter().chain(headings).collect()];
-        for row in configuration.phases.iter().flat_map(|change| rows(comparison, change)) {
-            let name = escaped(row.name());
+        for row in configuration.phases.iter().flat_map(|change| table_rows(comparison, change)) {
+            let name = escape_markdown(row.name());
             let name = if row.is_time() { format!("**{name}**") } else { name };
             let name = format!("{name} {}", row.mark()).trim_end().to_owned();
-            let cells = columns.iter().map(|column| (column.cell)(&row).text());
+            let cells = columns.iter().map(|column| (column.cell)(&row).into_text());
             table.push([name].into_iter().chain(cells).collect());
         }
         push_table(&mut out, &title, &table);
@@ -168,8 +168,8 @@ pub fn markdown(comparison: &Comparison) -> String {
     if comparison.configurations.len() > 1 {
         markdown_overview(&mut out, comparison);
     }
-    for note in words::footer(comparison) {
-        let _ = writeln!(out, "\n{}", escaped(&note));
+    for note in sentences::footer(comparison) {
+        let _ = writeln!(out, "\n{}", escape_markdown(&note));
     }
     out
 }
@@ -179,14 +179,14 @@ fn markdown_overview(out: &mut String, comparison: &Comparison) {
     let names = phases.iter().map(|phase| phase.name().to_owned());
     let mut table = vec![[String::new()].into_iter().chain(names).collect()];
     for configuration in &comparison.configurations {
-        let title = words::short_title(comparison, configuration);
+        let title = sentences::short_title(comparison, configuration);
         let ratios = phases.iter().map(|phase| {
-            let (ratio, verdict) = words::time_ratio(comparison, configuration, phase);
+            let (ratio, verdict) = sentences::time_ratio(comparison, configuration, phase);
             format!("{ratio} {}", verdict.map_or("", Verdict::mark)).trim_end().to_owned()
         });
-        table.push([escaped(&title)].into_iter().chain(ratios).collect());
+        table.push([escape_markdown(&title)].into_iter().chain(ratios).collect());
     }
-    push_table(out, &words::ratios_title(comparison), &table);
+    push_table(out, &sentences::ratios_title(comparison), &table);
 }
 
 /// Writes a table below its title; the first row is the heading.
@@ -201,7 +201,7 @@ fn push_table(out: &mut String, title: &str, table: &[Vec<String>]) {
 }
 
 /// Escapes the characters that Markdown interprets.
-fn escaped(text: &str) -> String {
+fn escape_markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if "|*_`<&~[]\\".contains(c) {

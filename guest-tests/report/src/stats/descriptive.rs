@@ -4,8 +4,7 @@
 
 use serde::{Serialize, Serializer};
 
-/// Smallest number of runs whose spread is reported as quartiles instead of minimum and
-/// maximum.
+/// Minimum number of runs whose spread is reported as quartiles, not as minimum and maximum.
 const MIN_RUNS_FOR_QUARTILES: usize = 4;
 
 /// Returns the quantile at `share` (0 to 1) of sorted values, interpolated between neighbours (type
@@ -36,16 +35,16 @@ pub fn mean_and_squares(values: &[f64]) -> (f64, f64) {
 #[derive(Debug)]
 pub struct Ranks {
     /// Twice the rank of each value, in the order of the values.
-    pub doubled: Vec<u64>,
+    pub doubled_ranks: Vec<u64>,
     /// Sum of t³ − t over the groups of t equal values, the correction of variances for ties.
     pub tie_term: f64,
 }
 
 impl Ranks {
-    pub fn of(values: &[f64]) -> Self {
+    pub fn new(values: &[f64]) -> Self {
         let mut order: Vec<usize> = (0..values.len()).collect();
         order.sort_unstable_by(|&a, &b| values[a].total_cmp(&values[b]));
-        let mut ranks = Self { doubled: vec![0; values.len()], tie_term: 0.0 };
+        let mut ranks = Self { doubled_ranks: vec![0; values.len()], tie_term: 0.0 };
         let mut start = 0;
         while start < order.len() {
             let value = values[order[start]];
@@ -53,7 +52,7 @@ impl Ranks {
             // A NaN is unequal to every value, itself included: its group has no equal values.
             let count = equal.count().max(1);
             for &at in &order[start..start + count] {
-                ranks.doubled[at] = (2 * start + count + 1) as u64;
+                ranks.doubled_ranks[at] = (2 * start + count + 1) as u64;
             }
             let t = count as f64;
             ranks.tie_term += t * t * t - t;
@@ -63,8 +62,8 @@ impl Ranks {
     }
 
     /// Returns the ranks of `count` distinct values in ascending order.
-    pub fn untied(count: usize) -> Self {
-        Self { doubled: (1..=count as u64).map(|rank| 2 * rank).collect(), tie_term: 0.0 }
+    pub fn without_ties(count: usize) -> Self {
+        Self { doubled_ranks: (1..=count as u64).map(|rank| 2 * rank).collect(), tie_term: 0.0 }
     }
 }
 
@@ -86,24 +85,24 @@ pub fn holm(p: &[f64]) -> Vec<f64> {
 /// Statistics of a time (in nanoseconds) or count over the runs of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    #[serde(serialize_with = "figure")]
+    #[serde(serialize_with = "serialize_figure")]
     pub median: f64,
-    #[serde(serialize_with = "figure")]
+    #[serde(serialize_with = "serialize_figure")]
     pub q1: f64,
-    #[serde(serialize_with = "figure")]
+    #[serde(serialize_with = "serialize_figure")]
     pub q3: f64,
-    #[serde(serialize_with = "figure")]
+    #[serde(serialize_with = "serialize_figure")]
     pub min: f64,
-    #[serde(serialize_with = "figure")]
+    #[serde(serialize_with = "serialize_figure")]
     pub max: f64,
     pub runs: usize,
-    /// True if the spread is reported as quartiles instead of minimum and maximum.
+    /// Indicates that the spread is reported as quartiles instead of minimum and maximum.
     #[serde(skip)]
-    pub quartiles: bool,
+    pub has_quartiles: bool,
 }
 
 /// Serializes a whole number without a decimal point.
-fn figure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_figure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     if value.fract() == 0.0 && (0.0..9e15).contains(value) {
         serializer.serialize_u64(*value as u64)
@@ -112,18 +111,18 @@ fn figure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> 
     }
 }
 
-fn figures<S: Serializer>(values: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_figures<S: Serializer>(values: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
     struct Figure<'a>(&'a f64);
     impl Serialize for Figure<'_> {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            figure(self.0, serializer)
+            serialize_figure(self.0, serializer)
         }
     }
     serializer.collect_seq(values.iter().map(Figure))
 }
 
 impl Spread {
-    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub fn new(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
         Some(Self {
@@ -133,22 +132,22 @@ impl Spread {
             min: *values.first()?,
             max: *values.last()?,
             runs: values.len(),
-            quartiles: values.len() >= MIN_RUNS_FOR_QUARTILES,
+            has_quartiles: values.len() >= MIN_RUNS_FOR_QUARTILES,
         })
     }
 
     /// Returns the quartiles, or the minimum and maximum.
-    pub const fn ends(&self) -> [f64; 2] {
-        if self.quartiles { [self.q1, self.q3] } else { [self.min, self.max] }
+    pub const fn range(&self) -> [f64; 2] {
+        if self.has_quartiles { [self.q1, self.q3] } else { [self.min, self.max] }
     }
 }
 
 /// Figures of every run of both sides.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Runs {
-    #[serde(serialize_with = "figures")]
+    #[serde(serialize_with = "serialize_figures")]
     pub before: Vec<f64>,
-    #[serde(serialize_with = "figures")]
+    #[serde(serialize_with = "serialize_figures")]
     pub after: Vec<f64>,
 }
 
@@ -158,12 +157,12 @@ impl Runs {
     }
 
     pub fn change(&self) -> Change {
-        let [before, after] = self.sides().map(|side| Spread::of(side.iter().copied()));
+        let [before, after] = self.sides().map(|side| Spread::new(side.iter().copied()));
         Change::between(before, after)
     }
 
     /// Returns the number of runs of the smaller side.
-    pub fn count(&self) -> usize {
+    pub fn runs_per_side(&self) -> usize {
         self.before.len().min(self.after.len())
     }
 }
@@ -181,9 +180,9 @@ impl Change {
     /// Returns the change of a figure. Quartiles are reported for both sides or for neither.
     pub fn between(mut before: Option<Spread>, mut after: Option<Spread>) -> Self {
         let sides = || [before, after].into_iter().flatten();
-        let quartiles = sides().all(|spread| spread.quartiles);
+        let quartiles = sides().all(|spread| spread.has_quartiles);
         for spread in [&mut before, &mut after].into_iter().flatten() {
-            spread.quartiles = quartiles;
+            spread.has_quartiles = quartiles;
         }
         let base = before.filter(|before| before.median != 0.0);
         let ratio = base.zip(after).map(|(before, after)| after.median / before.median);
@@ -205,20 +204,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_lie_between_neighbours() {
+    fn quantiles_are_interpolated() {
         assert_eq!(quantile(&[7.0], 0.25), Some(7.0));
         assert_eq!(quantile(&[], 0.5), None);
-        let odd = Spread::of([5.0, 1.0, 9.0]).unwrap();
+        let odd = Spread::new([5.0, 1.0, 9.0]).unwrap();
         assert_eq!((odd.median, odd.min, odd.max, odd.runs), (5.0, 1.0, 9.0, 3));
-        let even = Spread::of([4.0, 1.0, 3.0, 2.0]).unwrap();
+        let even = Spread::new([4.0, 1.0, 3.0, 2.0]).unwrap();
         assert_eq!((even.median, even.q1, even.q3), (2.5, 1.75, 3.25));
-        assert_eq!(Spread::of([]), None);
+        assert_eq!(Spread::new([]), None);
         let json = serde_json::to_string(&even).unwrap();
         assert!(json.contains(r#""median":2.5"#) && json.contains(r#""max":4,"#), "{json}");
     }
 
     #[test]
-    fn holm_steps_down() {
+    fn holm_corrects_p_values_in_their_order() {
         let corrected = holm(&[0.01, 0.04, 0.03, 0.005]);
         for (found, expected) in corrected.iter().zip([0.03, 0.06, 0.06, 0.02]) {
             assert!((found - expected).abs() < 1e-12);
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_needs_a_base_above_0() {
+    fn a_ratio_needs_a_median_before_above_0() {
         let change = |before: &[f64], after: &[f64]| {
             let change = Runs { before: before.to_vec(), after: after.to_vec() }.change();
             (change.ratio, change.gain())

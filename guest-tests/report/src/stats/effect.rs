@@ -3,18 +3,17 @@
 //! smallest ratio that a rank test detects with a power of 80%, and the growth of a figure.
 //!
 //! The ratio is the exponential of the median of log(after) - log(before) over all pairs of runs
-//! (over all Walsh averages for paired runs). Logarithms make it symmetric: exchanging the sides
-//! inverts the ratio. The 95% interval contains the factors that the rank test does not
-//! reject.
+//! (over all Walsh averages for paired runs), so exchanging the sides inverts it. The 95% interval
+//! contains the factors that the rank test does not reject.
 //!
 //! For samples whose logarithms are normal with standard deviation s, the Mann-Whitney test detects
 //! a shift d = (z(α/2) + z(0.2)) · s · √(1/m + 1/n) / √(3/π) with a power of about 80% (65% to 70%
 //! for a small α and few runs); 3/π is its asymptotic efficiency relative to the t test (Hodges and
 //! Lehmann, 1956). For paired runs, s is that of the differences; √(1/n) replaces √(1/m + 1/n).
 //!
-//! The interval of a geometric mean is a bootstrap: [`RESAMPLES`] resamples draw the runs of each
-//! row and side with replacement, and the interval lies between the 2.5% and 97.5% quantiles of
-//! their means. SplitMix64 has the fixed seed [`SEED`], so equal runs produce equal intervals.
+//! The interval of a geometric mean comes from a bootstrap: [`RESAMPLES`] resamples draw the runs
+//! of each row and side with replacement; the 2.5% and 97.5% quantiles of their means bound the
+//! interval. SplitMix64 has the fixed seed [`SEED`], so equal runs produce equal intervals.
 //!
 //! Growth is the exponent of a power law, fitted by least squares to the logarithms of medians. Its
 //! interval follows from the residuals of the fit, so growth that does not follow a power law has a
@@ -31,7 +30,7 @@ use super::{
     significance::{ALPHA, Design, NullDistribution, min_p, students_t},
 };
 
-/// Largest number of runs of a side. Larger independent samples are reduced to as many quantiles.
+/// Maximum number of runs of a side. Larger independent samples are reduced to quantiles.
 const MAX_RUNS: usize = 1000;
 
 const RESAMPLES: usize = 2000;
@@ -40,21 +39,21 @@ const SEED: u64 = 0x9e9e_ec1a_edbf_e87a;
 const MISS_PROBABILITY: f64 = 0.2;
 
 /// Ratio and its 95% interval, which is `None` for too few runs.
-pub type Estimate = (f64, Option<[f64; 2]>);
+pub type RatioEstimate = (f64, Option<[f64; 2]>);
 
 /// Returns the ratio of *after* to *before*; `None` if a side is empty or has a value that is not
 /// positive, or if paired sides differ in length.
-pub fn ratio(design: Design, before: &[f64], after: &[f64]) -> Option<Estimate> {
+pub fn ratio(design: Design, before: &[f64], after: &[f64]) -> Option<RatioEstimate> {
     let (before, after) = (logarithms(before)?, logarithms(after)?);
     match design {
         _ if before.is_empty() || after.is_empty() => None,
         Design::Independent => {
-            let (before, after) = (thinned(before), thinned(after));
+            let (before, after) = (reduce_to_quantiles(before), reduce_to_quantiles(after));
             // After a shift of one sample, only ties within each sample remain.
-            let ties = Ranks::of(&before).tie_term + Ranks::of(&after).tie_term;
+            let ties = Ranks::new(&before).tie_term + Ranks::new(&after).tie_term;
             let pairs = after.iter().flat_map(|a| before.iter().map(move |b| a - b));
             let null = NullDistribution::mann_whitney(before.len(), after.len(), ties);
-            estimate(pairs.collect(), &null)
+            hodges_lehmann(pairs.collect(), &null)
         }
         Design::Paired if before.len() != after.len() || before.len() > MAX_RUNS => None,
         Design::Paired => {
@@ -63,8 +62,8 @@ pub fn ratio(design: Design, before: &[f64], after: &[f64]) -> Option<Estimate> 
                 let rest = differences[at..].iter();
                 rest.map(move |two| (one + two) / 2.0)
             });
-            let null = NullDistribution::signed_ranks(&Ranks::untied(differences.len()), 0);
-            estimate(walsh.collect(), &null)
+            let null = NullDistribution::signed_ranks(&Ranks::without_ties(differences.len()), 0);
+            hodges_lehmann(walsh.collect(), &null)
         }
     }
 }
@@ -74,7 +73,7 @@ pub fn differences(before: &[f64], after: &[f64]) -> Vec<f64> {
     before.iter().zip(after).map(|(before, after)| after - before).collect()
 }
 
-fn thinned(mut logs: Vec<f64>) -> Vec<f64> {
+fn reduce_to_quantiles(mut logs: Vec<f64>) -> Vec<f64> {
     if logs.len() <= MAX_RUNS {
         return logs;
     }
@@ -84,12 +83,11 @@ fn thinned(mut logs: Vec<f64>) -> Vec<f64> {
     quantiles.collect()
 }
 
-/// Returns the median of the differences, and the interval of shifts that the test does not reject.
-fn estimate(mut differences: Vec<f64>, null: &NullDistribution) -> Option<Estimate> {
+/// Returns the Hodges-Lehmann ratio, and the interval of ratios that the test does not reject.
+fn hodges_lehmann(mut differences: Vec<f64>, null: &NullDistribution) -> Option<RatioEstimate> {
     differences.sort_unstable_by(f64::total_cmp);
     let ratio = quantile(&differences, 0.5)?.exp();
-    // A less extreme value has a greater p: find the first value that is not rejected. Both ends of
-    // the interval are included.
+    // p grows towards the centre: the first value that is not rejected bounds the interval.
     let count = differences.len();
     let values: Vec<usize> = (0..=count / 2).collect();
     let first = values.partition_point(|&value| null.p(value as f64) <= ALPHA);
@@ -99,7 +97,7 @@ fn estimate(mut differences: Vec<f64>, null: &NullDistribution) -> Option<Estima
 
 /// Returns the smallest ratio above 1 that a two-sided test at `alpha` detects; `None` for too few
 /// runs. In a table, `alpha` is 5% divided by the number of rows: Holm's limit for the smallest p.
-pub fn detectable(design: Design, runs: &Runs, alpha: f64) -> Option<f64> {
+pub fn detectable_ratio(design: Design, runs: &Runs, alpha: f64) -> Option<f64> {
     let [before, after] = runs.sides();
     let (m, n) = (before.len(), after.len());
     let unpaired = design == Design::Paired && m != n;
@@ -119,28 +117,28 @@ pub fn detectable(design: Design, runs: &Runs, alpha: f64) -> Option<f64> {
         }
     };
     let value_above = |share| -Normal::standard().inverse_cdf(share);
-    // Detectable shift in standard errors.
-    let reach = (value_above(alpha / 2.0) + value_above(MISS_PROBABILITY)) / (3.0 / PI).sqrt();
-    Some((reach * deviation * size).exp())
+    // Shift in standard errors.
+    let shift = (value_above(alpha / 2.0) + value_above(MISS_PROBABILITY)) / (3.0 / PI).sqrt();
+    Some((shift * deviation * size).exp())
 }
 
 /// Draws a bootstrap resample of both sides; paired runs are drawn together.
-fn draw(runs: &Runs, design: Design, random: &mut SplitMix64) -> Runs {
-    let mut places = |count: usize| -> Vec<usize> {
+fn resample(runs: &Runs, design: Design, random: &mut SplitMix64) -> Runs {
+    let mut indices = |count: usize| -> Vec<usize> {
         let below = |_| (u128::from(random.next_u64()) * count as u128) >> 64;
-        (0..count).map(below).map(|place| usize::try_from(place).unwrap_or(0)).collect()
+        (0..count).map(below).map(|index| usize::try_from(index).unwrap_or(0)).collect()
     };
     let drawn = |runs: &[f64], at: &[usize]| at.iter().map(|&at| runs[at]).collect();
-    let before = places(runs.before.len());
+    let before = indices(runs.before.len());
     let is_paired = design == Design::Paired && runs.after.len() == runs.before.len();
-    let after = if is_paired { before.clone() } else { places(runs.after.len()) };
+    let after = if is_paired { before.clone() } else { indices(runs.after.len()) };
     Runs { before: drawn(&runs.before, &before), after: drawn(&runs.after, &after) }
 }
 
 /// Returns the geometric mean of the rows' ratios of medians, and its 95% interval if every row has
 /// at least two runs a side. `None` without rows, or if a row has no run or a run that is not
 /// positive.
-pub fn geometric_mean(rows: &[&Runs], design: Design) -> Option<Estimate> {
+pub fn geometric_mean(rows: &[&Runs], design: Design) -> Option<RatioEstimate> {
     let sides = || rows.iter().flat_map(|row| row.sides());
     if rows.is_empty() || sides().any(|side| side.is_empty() || side.iter().any(|&x| x <= 0.0)) {
         return None;
@@ -156,7 +154,7 @@ pub fn geometric_mean(rows: &[&Runs], design: Design) -> Option<Estimate> {
     }
     let mut random = SplitMix64::seed_from_u64(SEED);
     let mut means = (0..RESAMPLES)
-        .map(|_| mean(&mut |row| draw(row, design, &mut random)))
+        .map(|_| mean(&mut |row| resample(row, design, &mut random)))
         .collect::<Option<Vec<f64>>>()?;
     means.sort_unstable_by(f64::total_cmp);
     let ends = [quantile(&means, ALPHA / 2.0)?, quantile(&means, 1.0 - ALPHA / 2.0)?];
@@ -165,7 +163,7 @@ pub fn geometric_mean(rows: &[&Runs], design: Design) -> Option<Estimate> {
 
 /// Fits positive points (x, y) and returns the exponent (0 is flat, 1 linear, 2 quadratic) with its
 /// 95% interval; `None` for fewer than three points or a single x.
-pub fn power_law(points: &[(f64, f64)]) -> Option<(f64, [f64; 2])> {
+pub fn fit_power_law(points: &[(f64, f64)]) -> Option<(f64, [f64; 2])> {
     let (x, y): (Vec<f64>, Vec<f64>) = points.iter().copied().unzip();
     let (x, y) = (logarithms(&x)?, logarithms(&y)?);
     if points.len() < 3 {
@@ -182,14 +180,14 @@ pub fn power_law(points: &[(f64, f64)]) -> Option<(f64, [f64; 2])> {
     let freedom = points.len() as f64 - 2.0;
     let error = (logs().map(residual).sum::<f64>() / freedom / squares).sqrt();
     // Two-sided quantile of t at ALPHA.
-    let reach = -error * students_t(freedom)?.inverse_cdf(ALPHA / 2.0);
-    Some((exponent, [exponent - reach, exponent + reach]))
+    let half_width = -error * students_t(freedom)?.inverse_cdf(ALPHA / 2.0);
+    Some((exponent, [exponent - half_width, exponent + half_width]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{mann_whitney, tests::Normal, wilcoxon},
+        super::{mann_whitney, tests::LogNormal, wilcoxon},
         Design::*,
         *,
     };
@@ -218,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn large_samples_are_thinned() {
+    fn large_samples_are_reduced_to_quantiles() {
         let before: Vec<f64> = (0..20_000).map(|at| 1000.0 + f64::from(at % 997)).collect();
         let after: Vec<f64> = before.iter().map(|value| value * 1.5).collect();
         assert!((ratio(Independent, &before, &after).unwrap().0 - 1.5).abs() < 1e-3);
@@ -229,7 +227,7 @@ mod tests {
         for (design, runs, rows) in
             [Independent, Paired].into_iter().flat_map(|d| [(d, 12, 1), (d, 20, 1), (d, 20, 20)])
         {
-            let mut normal = Normal::new(11);
+            let mut normal = LogNormal::new(11);
             let alpha = ALPHA / f64::from(rows);
             let mut draw = |ratio: f64, runs: usize| {
                 let own = [normal.sample(runs, 1.0, 0.02), normal.sample(runs, ratio, 0.02)];
@@ -241,7 +239,7 @@ mod tests {
                 own.map(|own| own.iter().zip(&common).map(|(own, common)| own * common).collect())
             };
             let [before, after] = draw(1.0, 400);
-            let wide = detectable(design, &row(&before, &after), alpha).unwrap();
+            let wide = detectable_ratio(design, &row(&before, &after), alpha).unwrap();
             // Detectable ratio for `runs` runs, from the one for 400 runs.
             let ratio = (wide.ln() * (400.0 / runs as f64).sqrt()).exp();
             let found = (0..500).filter(|_| {
@@ -261,17 +259,17 @@ mod tests {
     }
 
     #[test]
-    fn too_few_runs_find_nothing() {
+    fn too_few_runs_have_no_detectable_ratio() {
         let runs = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5];
         let other = [1.1, 1.0, 1.3, 1.2, 1.5, 1.4];
         let is_found = |design, count: usize, alpha| {
-            detectable(design, &row(&runs[..count], &other[..count]), alpha).is_some()
+            detectable_ratio(design, &row(&runs[..count], &other[..count]), alpha).is_some()
         };
         assert_eq!([1, 3, 4].map(|n| is_found(Independent, n, ALPHA)), [false, false, true]);
         assert!(!is_found(Independent, 4, ALPHA / 9.0));
         assert_eq!([5, 6].map(|n| is_found(Paired, n, ALPHA)), [false, true]);
-        assert_eq!(detectable(Paired, &row(&runs, &other[..5]), ALPHA), None);
-        assert_eq!(detectable(Paired, &row(&[0.0; 6], &other), ALPHA), None);
+        assert_eq!(detectable_ratio(Paired, &row(&runs, &other[..5]), ALPHA), None);
+        assert_eq!(detectable_ratio(Paired, &row(&[0.0; 6], &other), ALPHA), None);
     }
 
     fn row(before: &[f64], after: &[f64]) -> Runs {
@@ -279,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn half_and_twice_cancel() {
+    fn a_halved_and_a_doubled_row_have_a_mean_of_1() {
         let mean = |rows: &[&Runs]| geometric_mean(rows, Independent);
         assert_eq!(mean(&[&row(&[1.0], &[2.0]), &row(&[4.0], &[2.0])]), Some((1.0, None)));
         assert_eq!(mean(&[]), None);
@@ -290,7 +288,7 @@ mod tests {
     fn the_interval_is_repeatable_and_covers_the_truth() {
         let mut covered = 0;
         for seed in 0..40 {
-            let mut normal = Normal::new(seed);
+            let mut normal = LogNormal::new(seed);
             let runs = row(&normal.sample(20, 100.0, 0.02), &normal.sample(20, 90.0, 0.02));
             let once = geometric_mean(&[&runs], Independent).unwrap();
             assert_eq!(once, geometric_mean(&[&runs], Independent).unwrap());
@@ -299,11 +297,12 @@ mod tests {
         }
         assert!(covered >= 35, "{covered} of 40");
     }
+
     #[test]
-    fn a_power_agrees_with_scipy() {
+    fn a_fitted_power_law_agrees_with_scipy() {
         // The result of SciPy's linregress for these logarithms.
         let points = [(1.0, 2.0), (2.0, 5.0), (4.0, 9.0), (8.0, 30.0)];
-        let (exponent, [low, high]) = power_law(&points).unwrap();
+        let (exponent, [low, high]) = fit_power_law(&points).unwrap();
         let expected = [1.256_866_869, 0.755_208_494, 1.758_525_245];
         for (found, expected) in [exponent, low, high].iter().zip(expected) {
             assert!((found - expected).abs() < 1e-6, "{found} {expected}");
@@ -311,9 +310,9 @@ mod tests {
     }
 
     #[test]
-    fn too_few_points_and_zeros_have_no_power() {
-        assert_eq!(power_law(&[(1.0, 1.0), (2.0, 2.0)]), None);
-        assert_eq!(power_law(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]), None);
-        assert_eq!(power_law(&[(1.0, 0.0), (2.0, 2.0), (3.0, 2.0)]), None);
+    fn too_few_points_and_zeros_have_no_power_law() {
+        assert_eq!(fit_power_law(&[(1.0, 1.0), (2.0, 2.0)]), None);
+        assert_eq!(fit_power_law(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]), None);
+        assert_eq!(fit_power_law(&[(1.0, 0.0), (2.0, 2.0), (3.0, 2.0)]), None);
     }
 }

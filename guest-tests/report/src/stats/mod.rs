@@ -10,8 +10,8 @@
 //! | size of the difference | [`ratio`]: Hodges-Lehmann on logarithms, with its interval |
 //! | correction for the number of rows in a table | [`holm`] |
 //! | ratios of many rows together | [`geometric_mean`], with a bootstrap interval |
-//! | growth with vCPUs or memory | [`power_law`] |
-//! | smallest difference that the runs could show | [`detectable`] |
+//! | growth with vCPUs or memory | [`fit_power_law`] |
+//! | smallest difference that the runs can show | [`detectable_ratio`] |
 //!
 //! A test and its interval agree: the interval holds exactly the ratios that the test does not
 //! reject at 5%. All results match SciPy's to six digits (`golden/scipy.json`, written by
@@ -26,8 +26,8 @@ mod effect;
 mod significance;
 
 pub use self::{
-    descriptive::{Change, Runs, Spread, holm},
-    effect::{detectable, differences, geometric_mean, power_law, ratio},
+    descriptive::{Change, Runs, Spread, holm, logarithms},
+    effect::{detectable_ratio, differences, fit_power_law, geometric_mean, ratio},
     significance::{ALPHA, Design, TestedRow, mann_whitney, min_p, student, wilcoxon},
 };
 
@@ -41,20 +41,16 @@ pub mod tests {
     use rand_xoshiro::SplitMix64;
     use serde::Deserialize;
 
-    use super::{
-        Design::*,
-        descriptive::{logarithms, quantile},
-        *,
-    };
+    use super::{Design::*, descriptive::quantile, *};
 
     #[derive(Deserialize)]
-    struct Golden {
-        unpaired: Vec<Case>,
-        paired: Vec<Case>,
+    struct ScipyResults {
+        unpaired: Vec<ScipyCase>,
+        paired: Vec<ScipyCase>,
     }
 
     #[derive(Deserialize)]
-    struct Case {
+    struct ScipyCase {
         kind: String,
         before: Vec<f64>,
         after: Vec<f64>,
@@ -66,46 +62,46 @@ pub mod tests {
         student: Option<f64>,
         ratio: f64,
         interval: Option<[f64; 2]>,
-        /// False if SciPy has no interval for the case.
+        /// Indicates that SciPy has an interval for the case.
         inverted: Option<bool>,
     }
 
-    impl Case {
+    impl ScipyCase {
         #[track_caller]
-        fn agrees(&self, figure: &str, found: f64, expected: f64) {
+        fn assert_figure(&self, figure: &str, found: f64, expected: f64) {
             let close = (found - expected).abs() <= 1e-6 * expected.abs().max(1e-9);
             let (m, n) = (self.before.len(), self.after.len());
             let kind = &self.kind;
             assert!(close, "{kind} {m} {n}: {figure} is {found}, SciPy has {expected}");
         }
 
-        fn agrees_with_scipy(&self, design: Design) {
+        fn assert_agrees_with_scipy(&self, design: Design) {
             let [before, after] = [&self.before, &self.after].map(|side| logarithms(side).unwrap());
             let test = match design {
                 Independent => mann_whitney(&self.before, &self.after).unwrap(),
                 Paired => wilcoxon(&differences(&before, &after)),
             };
-            self.agrees("U or positive ranks", test.statistic, self.u.or(self.positive).unwrap());
-            self.agrees("p", test.p, self.p);
-            self.agrees("delta", test.delta, self.delta.unwrap_or(test.delta));
+            self.assert_figure("statistic", test.statistic, self.u.or(self.positive).unwrap());
+            self.assert_figure("p", test.p, self.p);
+            self.assert_figure("delta", test.delta, self.delta.unwrap_or(test.delta));
             if let Some(expected) = self.student {
                 let (_, p) = student(&before, &after).unwrap();
-                self.agrees("p of Student's test", p, expected);
+                self.assert_figure("p of Student's test", p, expected);
             }
             let mut sorted = self.before.clone();
             sorted.sort_by(f64::total_cmp);
             let quartiles = [0.25, 0.5, 0.75].map(|share| quantile(&sorted, share).unwrap());
             for (found, expected) in quartiles.into_iter().zip(self.quartiles.into_iter().flatten())
             {
-                self.agrees("quantile", found, expected);
+                self.assert_figure("quantile", found, expected);
             }
             let (found, interval) = ratio(design, &self.before, &self.after).unwrap();
-            self.agrees("ratio", found, self.ratio);
+            self.assert_figure("ratio", found, self.ratio);
             if self.inverted != Some(false) {
                 assert_eq!(interval.is_some(), self.interval.is_some(), "{}", self.kind);
                 let ends = interval.into_iter().flatten();
                 for (found, expected) in ends.zip(self.interval.into_iter().flatten()) {
-                    self.agrees("interval", found, expected);
+                    self.assert_figure("interval", found, expected);
                 }
             }
         }
@@ -114,15 +110,15 @@ pub mod tests {
     #[test]
     fn tests_ratios_and_quartiles_agree_with_scipy() {
         let golden = include_str!("../../golden/scipy.json");
-        let Golden { unpaired, paired } = serde_json::from_str(golden).unwrap();
+        let ScipyResults { unpaired, paired } = serde_json::from_str(golden).unwrap();
         assert!(unpaired.len() >= 20 && paired.len() >= 15);
-        unpaired.iter().for_each(|case| case.agrees_with_scipy(Independent));
-        paired.iter().for_each(|case| case.agrees_with_scipy(Paired));
+        unpaired.iter().for_each(|case| case.assert_agrees_with_scipy(Independent));
+        paired.iter().for_each(|case| case.assert_agrees_with_scipy(Paired));
     }
 
-    pub struct Normal(SplitMix64);
+    pub struct LogNormal(SplitMix64);
 
-    impl Normal {
+    impl LogNormal {
         pub fn new(seed: u64) -> Self {
             // Consecutive seeds must not start from consecutive states.
             let spread = SplitMix64::seed_from_u64(seed).next_u64();
@@ -132,18 +128,18 @@ pub mod tests {
         }
 
         /// Returns a uniform value in the open interval (0, 1).
-        fn share(&mut self) -> f64 {
+        fn uniform(&mut self) -> f64 {
             ((self.0.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
         }
 
         /// Returns one standard normal value (Box and Muller).
-        fn next(&mut self) -> f64 {
-            (-2.0 * self.share().ln()).sqrt() * (TAU * self.share()).cos()
+        fn standard_normal(&mut self) -> f64 {
+            (-2.0 * self.uniform().ln()).sqrt() * (TAU * self.uniform()).cos()
         }
 
         /// Returns log-normal runs with median `centre`; `deviation` is that of their logarithms.
         pub fn sample(&mut self, runs: usize, centre: f64, deviation: f64) -> Vec<f64> {
-            (0..runs).map(|_| centre * (deviation * self.next()).exp()).collect()
+            (0..runs).map(|_| centre * (deviation * self.standard_normal()).exp()).collect()
         }
     }
 }

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two-sided tests: the Mann-Whitney U test of independent runs and the Wilcoxon signed-rank test
-//! of paired runs, with their null distributions; and Student's t test with pooled variance, which
-//! assumes normal values. It is for samples that are too small for rank tests and whose spread is
-//! not measurement noise.
+//! of paired runs, with their null distributions; and Student's t test with pooled variance, for
+//! normal samples that are too small for rank tests.
 //!
-//! Small samples have an exact p: every case is counted in integers, and only the last division
-//! rounds. Other samples use the normal approximation with corrections for ties and for
-//! continuity.
+//! The p of small samples is exact: every case is counted in integers. Other samples use the normal
+//! approximation with corrections for ties and continuity.
 //!
 //! | statistic | exact for |
 //! |---|---|
@@ -24,18 +22,18 @@ pub const ALPHA: f64 = 0.05;
 /// Relation between the runs of both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Design {
-    /// Runs are independent: Mann-Whitney.
+    /// Independent runs: Mann-Whitney.
     Independent,
-    /// Runs are paired by position: Wilcoxon.
+    /// Runs paired by position: Wilcoxon.
     Paired,
 }
 
-/// Null distribution: that of the statistic if the sides do not differ.
+/// Distribution of a test statistic if the sides do not differ.
 #[derive(Debug)]
 pub(super) enum NullDistribution {
-    /// Number of cases at or below each value; multiplying by `scale` makes values integers.
+    /// Number of cases at or below each value; `scale` makes values integers.
     Exact {
-        below: Vec<i128>,
+        cumulative_counts: Vec<i128>,
         scale: f64,
     },
     Normal {
@@ -50,7 +48,7 @@ impl NullDistribution {
         let (small, large) = (one.min(two), one.max(two));
         // The counts for 49 and 49 values, and for 8 and 10,000, fit into 128 bits.
         if tie_term == 0.0 && (large <= 49 || small <= 8 && large <= 10_000) {
-            return Self::exact(u_cases(small, large), 1.0);
+            return Self::exact(u_frequencies(small, large), 1.0);
         }
         let (m, n) = (one as f64, two as f64);
         let all = m + n;
@@ -60,23 +58,23 @@ impl NullDistribution {
 
     /// Returns the distribution of the sum of positive ranks, with `zeros` differences omitted.
     pub fn signed_ranks(ranks: &Ranks, zeros: usize) -> Self {
-        let pairs = ranks.doubled.len() + zeros;
+        let pairs = ranks.doubled_ranks.len() + zeros;
         let plain = ranks.tie_term == 0.0 && zeros == 0;
         if pairs <= if plain { 50 } else { 13 } {
-            return Self::exact(signed_rank_cases(&ranks.doubled), 2.0);
+            return Self::exact(signed_rank_frequencies(&ranks.doubled_ranks), 2.0);
         }
-        let n = ranks.doubled.len() as f64;
+        let n = ranks.doubled_ranks.len() as f64;
         let variance = (n * (n + 1.0) * (2.0 * n + 1.0) - ranks.tie_term / 2.0) / 24.0;
         Self::normal(n * (n + 1.0) / 4.0, variance)
     }
 
-    fn exact(cases: Vec<i128>, scale: f64) -> Self {
+    fn exact(frequencies: Vec<i128>, scale: f64) -> Self {
         let sum = |sum: &mut i128, count| {
             *sum += count;
             Some(*sum)
         };
-        let below = cases.into_iter().scan(0, sum).collect();
-        Self::Exact { below, scale }
+        let cumulative = frequencies.into_iter().scan(0, sum).collect();
+        Self::Exact { cumulative_counts: cumulative, scale }
     }
 
     fn normal(mean: f64, variance: f64) -> Self {
@@ -91,11 +89,11 @@ impl NullDistribution {
     /// Returns the two-sided p of a statistic.
     pub fn p(&self, value: f64) -> f64 {
         let one_sided = match self {
-            Self::Exact { below, scale } => {
+            Self::Exact { cumulative_counts: cumulative, scale } => {
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
                 let at = (value * scale) as usize;
-                let all = below.last().copied().unwrap_or(1) as f64;
-                let count = |at: usize| below.get(at).map_or(all, |&count| count as f64);
+                let all = cumulative.last().copied().unwrap_or(1) as f64;
+                let count = |at: usize| cumulative.get(at).map_or(all, |&count| count as f64);
                 let above = at.checked_sub(1).map_or(all, |under| all - count(under));
                 count(at).min(above) / all
             }
@@ -114,51 +112,51 @@ pub fn min_p(design: Design, before: usize, after: usize) -> f64 {
     match design {
         _ if before == 0 || after == 0 => 1.0,
         Design::Independent => NullDistribution::mann_whitney(before, after, 0.0).p(0.0),
-        Design::Paired => NullDistribution::signed_ranks(&Ranks::untied(before), 0).p(0.0),
+        Design::Paired => NullDistribution::signed_ranks(&Ranks::without_ties(before), 0).p(0.0),
     }
 }
 
-/// Counts the cases of each U: the coefficients of the Gaussian binomial, factor by factor.
-fn u_cases(small: usize, large: usize) -> Vec<i128> {
-    let mut cases = vec![0_i128; small * large + 1];
-    cases[0] = 1;
+/// Counts the cases of each U, which are the coefficients of a Gaussian binomial.
+fn u_frequencies(small: usize, large: usize) -> Vec<i128> {
+    let mut frequencies = vec![0_i128; small * large + 1];
+    frequencies[0] = 1;
     for i in 1..=small {
         // Multiply by 1 - q^(large + i), from the highest term, so that each term is used once.
-        for at in (large + i..cases.len()).rev() {
-            cases[at] -= cases[at - large - i];
+        for at in (large + i..frequencies.len()).rev() {
+            frequencies[at] -= frequencies[at - large - i];
         }
         // Divide by 1 - q^i.
-        for at in i..cases.len() {
-            cases[at] += cases[at - i];
+        for at in i..frequencies.len() {
+            frequencies[at] += frequencies[at - i];
         }
     }
-    cases
+    frequencies
 }
 
-/// Counts the cases of each sum of positive ranks, if each rank is positive with probability
-/// 1/2. The counts use the actual ranks, so they are exact with ties too.
-fn signed_rank_cases(doubled: &[u64]) -> Vec<i128> {
+/// Counts the cases of each sum of positive ranks. Tied ranks keep the counts exact.
+fn signed_rank_frequencies(doubled: &[u64]) -> Vec<i128> {
     let ranks = || doubled.iter().filter_map(|&rank| usize::try_from(rank).ok());
-    let mut cases = vec![0_i128; ranks().sum::<usize>() + 1];
-    cases[0] = 1;
+    let mut frequencies = vec![0_i128; ranks().sum::<usize>() + 1];
+    frequencies[0] = 1;
     for rank in ranks() {
-        for at in (rank..cases.len()).rev() {
-            cases[at] += cases[at - rank];
+        for at in (rank..frequencies.len()).rev() {
+            frequencies[at] += frequencies[at - rank];
         }
     }
-    cases
+    frequencies
 }
 
-/// Result of the test of one row.
+/// Result of the statistical test of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct TestedRow {
     /// `mann-whitney`, `wilcoxon` or `student`.
     pub test: &'static str,
-    /// True if p is exact; otherwise it is an approximation.
-    pub exact: bool,
+    /// Indicates that p is exact; otherwise it is an approximation.
+    #[serde(rename = "exact")]
+    pub is_exact: bool,
     /// U of *before* (equal pairs count half), the sum of positive ranks, or t.
     pub statistic: f64,
-    /// Probability of such runs if the sides do not differ.
+    /// Probability of a statistic at least as extreme if the sides do not differ.
     pub p: f64,
     /// p corrected over the whole table by Holm's method.
     pub p_holm: f64,
@@ -169,15 +167,15 @@ pub struct TestedRow {
     pub ratio: Option<f64>,
     /// 95% interval; `None` if there are too few runs.
     pub interval: Option<[f64; 2]>,
-    /// Ratio that the test detects with a power of 80%; `None` if there are too few runs to
-    /// detect any.
-    pub detectable: Option<f64>,
+    /// Ratio that the test detects with a power of 80%; `None` for too few runs.
+    #[serde(rename = "detectable")]
+    pub detectable_ratio: Option<f64>,
 }
 
 impl TestedRow {
-    fn new(test: &'static str, exact: bool, statistic: f64, p: f64, delta: f64) -> Self {
-        let (p_holm, ratio, interval, detectable) = (1.0, None, None, None);
-        Self { test, exact, statistic, p, p_holm, delta, ratio, interval, detectable }
+    fn new(test: &'static str, is_exact: bool, statistic: f64, p: f64, delta: f64) -> Self {
+        let (p_holm, ratio, interval, detectable_ratio) = (1.0, None, None, None);
+        Self { test, is_exact, statistic, p, p_holm, delta, ratio, interval, detectable_ratio }
     }
 }
 
@@ -186,9 +184,9 @@ pub fn mann_whitney(first: &[f64], second: &[f64]) -> Option<TestedRow> {
     if first.is_empty() || second.is_empty() {
         return None;
     }
-    let ranks = Ranks::of(&[first, second].concat());
+    let ranks = Ranks::new(&[first, second].concat());
     let pairs = first.len() as f64 * second.len() as f64;
-    let doubled: u64 = ranks.doubled[..first.len()].iter().sum();
+    let doubled: u64 = ranks.doubled_ranks[..first.len()].iter().sum();
     let u = doubled as f64 / 2.0 - (first.len() * (first.len() + 1)) as f64 / 2.0;
     let null = NullDistribution::mann_whitney(first.len(), second.len(), ranks.tie_term);
     let (p, delta) = (null.p(u.min(pairs - u)), 1.0 - 2.0 * u / pairs);
@@ -201,10 +199,10 @@ pub fn wilcoxon(differences: &[f64]) -> TestedRow {
     if kept.is_empty() {
         return TestedRow::new("wilcoxon", true, 0.0, 1.0, 0.0);
     }
-    let ranks = Ranks::of(&kept.iter().map(|d| d.abs()).collect::<Vec<_>>());
-    let signed = kept.iter().zip(&ranks.doubled);
+    let ranks = Ranks::new(&kept.iter().map(|d| d.abs()).collect::<Vec<_>>());
+    let signed = kept.iter().zip(&ranks.doubled_ranks);
     let doubled: u64 = signed.filter(|(d, _)| **d > 0.0).map(|(_, rank)| rank).sum();
-    let all: u64 = ranks.doubled.iter().sum();
+    let all: u64 = ranks.doubled_ranks.iter().sum();
     let null = NullDistribution::signed_ranks(&ranks, differences.len() - kept.len());
     let positive = doubled as f64 / 2.0;
     let delta = 2.0 * doubled as f64 / all as f64 - 1.0;
@@ -243,7 +241,7 @@ mod tests {
 
     #[test]
     fn u_of_the_largest_samples_does_not_overflow() {
-        let all = |small, large| u_cases(small, large).iter().sum::<i128>() as f64;
+        let all = |small, large| u_frequencies(small, large).iter().sum::<i128>() as f64;
         // C(98, 49) and C(10008, 8).
         assert!((all(49, 49) / 2.547_761_225_898_086e28 - 1.0).abs() < 1e-12);
         assert!((all(8, 10_000) / 2.489_100_854_509_538e27 - 1.0).abs() < 1e-12);
@@ -251,13 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn samples_that_do_not_overlap_have_the_least_p() {
+    fn samples_that_do_not_overlap_have_the_smallest_p() {
         let test = mann_whitney(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]).unwrap();
-        assert_eq!((test.statistic, test.delta, test.exact), (0.0, 1.0, true));
+        assert_eq!((test.statistic, test.delta, test.is_exact), (0.0, 1.0, true));
         let least = min_p(Design::Independent, 3, 3);
         assert!((test.p - 0.1).abs() < 1e-12 && test.p == least);
         let test = wilcoxon(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-        assert_eq!((test.statistic, test.delta, test.exact), (21.0, 1.0, true));
+        assert_eq!((test.statistic, test.delta, test.is_exact), (21.0, 1.0, true));
         let least = min_p(Design::Paired, 6, 6);
         assert!((test.p - 0.03125).abs() < 1e-12 && test.p == least);
         assert_eq!([(0, 5), (5, 0)].map(|(m, n)| min_p(Design::Independent, m, n)), [1.0; 2]);
@@ -271,8 +269,9 @@ mod tests {
         assert_eq!((test.statistic, test.p, test.delta), (0.0, 1.0, 0.0));
         assert_eq!(mann_whitney(&[], &[1.0]), None);
     }
+
     #[test]
-    fn samples_without_spread_differ_or_are_equal() {
+    fn students_test_decides_samples_without_spread() {
         assert_eq!(student(&[1.0; 3], &[1.0; 3]).unwrap().1, 1.0);
         assert_eq!(student(&[1.0; 3], &[2.0; 3]).unwrap().1, 0.0);
         assert_eq!(student(&[1.0], &[2.0, 3.0]), None);

@@ -26,7 +26,7 @@ pub fn cache_features() -> BTreeMap<String, u64> {
     // SAFETY: user space can read CTR_EL0; where CPUs differ, Linux returns a value that is safe on
     // all of them (`ctr_read_handler()`).
     unsafe {
-        std::arch::asm!("mrs {ctr}, ctr_el0", ctr = out(reg) ctr, options(nomem, nostack, preserves_flags));
+        std::arch::asm!("mrs {}, ctr_el0", out(reg) ctr, options(nomem, nostack, preserves_flags));
     }
     [("idc", (ctr >> 28) & 1), ("dic", (ctr >> 29) & 1)]
         .map(|(name, value)| (name.to_owned(), value))
@@ -38,12 +38,11 @@ pub fn cpu_name() -> Option<String> {
     let path = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
     let text = fs::read_to_string(path).ok()?;
     let midr = u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()?;
-    Some(name_of_midr(midr))
+    Some(cpu_name_of_midr(midr))
 }
 
-/// Returns the name of an implementer and part (`arch/arm64/include/asm/cputype.h`) with its
-/// revision.
-fn name_of_midr(midr: u64) -> String {
+/// Returns the CPU name and revision that `midr` encodes (`arch/arm64/include/asm/cputype.h`).
+fn cpu_name_of_midr(midr: u64) -> String {
     let name = match ((midr >> 24) & 0xff, (midr >> 4) & 0xfff) {
         (0x41, 0xd03) => "cortex-a53",
         (0x41, 0xd07) => "cortex-a57",
@@ -68,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stage2_features_are_read_from_their_fields() {
+    fn stage2_features_are_read_from_the_id_registers() {
         let none = stage2_features(1 << 56, 0);
         let all = stage2_features(2 << 56, 2 << 52 | 1 << 40);
 
@@ -80,8 +79,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_has_a_name_or_its_identification() {
-        assert_eq!(name_of_midr(0x413f_d0c1), "neoverse-n1 r3p1");
-        assert_eq!(name_of_midr(0x1234_5678), "midr 0x12345678");
+    fn a_cpu_is_named_by_its_part_or_by_its_midr() {
+        assert_eq!(cpu_name_of_midr(0x413f_d0c1), "neoverse-n1 r3p1");
+        assert_eq!(cpu_name_of_midr(0x1234_5678), "midr 0x12345678");
     }
 }

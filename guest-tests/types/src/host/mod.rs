@@ -27,8 +27,10 @@ use thiserror::Error;
 #[cfg(target_arch = "aarch64")]
 use aarch64 as native;
 
-use crate::record::{Host, Series};
-use crate::units::Bytes;
+use crate::{
+    record::{HostInfo, Series},
+    units::Bytes,
+};
 
 /// Environment variable that names the file of host facts.
 pub const FACTS_VARIABLE: &str = "GRANULE_HOST_FACTS";
@@ -55,15 +57,15 @@ pub enum FactsError {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HostFacts {
-    /// Overrides [`Host::series`].
+    /// Overrides [`HostInfo::series`].
     pub series: Option<Vec<Series>>,
-    /// Overrides [`Host::image_sha256`].
+    /// Overrides [`HostInfo::image_sha256`].
     pub image_sha256: Option<String>,
-    /// Overrides [`Host::emulator`].
+    /// Overrides [`HostInfo::emulator`].
     pub emulator: Option<String>,
-    /// Overrides [`Host::cpu`].
+    /// Overrides [`HostInfo::cpu`].
     pub cpu: Option<String>,
-    /// Override those of [`Host::features`] with the same names.
+    /// Overrides the entries of [`HostInfo::features`] that have the same names.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub features: BTreeMap<String, u64>,
 }
@@ -86,29 +88,29 @@ mod native {
     }
 }
 
-impl Host {
+impl HostInfo {
     /// Returns the properties of this host, including those in the file that [`FACTS_VARIABLE`]
     /// names.
     ///
     /// # Errors
     /// [`FACTS_VARIABLE`] names an unusable file.
-    pub fn of_this_machine() -> Result<Self, FactsError> {
+    pub fn of_this_host() -> Result<Self, FactsError> {
         match env::var_os(FACTS_VARIABLE) {
             Some(path) => Self::with_facts(Path::new(&path)),
-            None => Ok(Self::detected()),
+            None => Ok(Self::detect()),
         }
     }
 
-    /// Returns the properties of this host, including those in a file.
+    /// Returns the properties of this host, including those in the file `path`.
     ///
     /// # Errors
     /// The file is unusable.
     pub fn with_facts(path: &Path) -> Result<Self, FactsError> {
-        Self::detected().overridden_by(path)
+        Self::detect().with_overrides(path)
     }
 
     /// Returns the properties that this process can read.
-    fn detected() -> Self {
+    fn detect() -> Self {
         let name = rustix::system::uname();
         Self {
             arch: name.machine().to_string_lossy().into_owned(),
@@ -122,7 +124,8 @@ impl Host {
         }
     }
 
-    fn overridden_by(self, path: &Path) -> Result<Self, FactsError> {
+    /// Replaces the properties that the file `path` contains.
+    fn with_overrides(self, path: &Path) -> Result<Self, FactsError> {
         let text = fs::read_to_string(path)
             .map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
         let facts: HostFacts = serde_json::from_str(&text)
@@ -146,7 +149,7 @@ mod tests {
 
     #[test]
     fn this_host_has_a_kernel_and_a_page_size() {
-        let host = Host::of_this_machine().unwrap();
+        let host = HostInfo::of_this_host().unwrap();
 
         assert!(!host.arch.is_empty() && !host.kernel.is_empty());
         assert!(host.page_size.unwrap().0.is_power_of_two());
@@ -160,13 +163,13 @@ mod tests {
         let facts = r#"{"series": [{"name": "a", "patches": 2}], "features": {"fwb": 0},
                         "emulator": "QEMU"}"#;
         fs::write(&path, facts).unwrap();
-        let detected = Host {
+        let detected = HostInfo {
             cpu: Some("neoverse-n1 r3p1".to_owned()),
             features: [("dic".to_owned(), 1)].into(),
-            ..Host::default()
+            ..HostInfo::default()
         };
 
-        let host = detected.overridden_by(&path).unwrap();
+        let host = detected.with_overrides(&path).unwrap();
 
         assert_eq!(host.series.unwrap()[0].patches, 2);
         assert_eq!(host.emulator.as_deref(), Some("QEMU"));
@@ -178,9 +181,9 @@ mod tests {
     fn unusable_host_facts_are_an_error_that_names_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("facts.json");
-        let missing = Host::default().overridden_by(&path).unwrap_err();
+        let missing = HostInfo::default().with_overrides(&path).unwrap_err();
         fs::write(&path, r#"{"serie": []}"#).unwrap();
-        let misspelt = Host::default().overridden_by(&path).unwrap_err();
+        let misspelt = HostInfo::default().with_overrides(&path).unwrap_err();
 
         assert!(matches!(missing, FactsError::Read { .. }));
         assert!(matches!(misspelt, FactsError::Parse { .. }));

@@ -25,14 +25,14 @@ impl Checker {
 
     pub(crate) fn remove_memory(&mut self, ipa: Ipa, size: u64) {
         let Some(slot) = self.memslots.remove(&ipa) else {
-            let detail = format!("{ipa:#x} is not the guest's");
+            let detail = format!("no memslot at {ipa:#x}");
             return self.report(Rule::OutsideSlot, detail);
         };
         if slot.size != size {
             let detail = format!("{ipa:#x}: {:#x} bytes, not {size:#x}", slot.size);
             self.report(Rule::OutsideSlot, detail);
         }
-        let mut stale = self.tlbs.stale.iter();
+        let mut stale = self.tlbs.stale_entries.iter();
         let is_held = stale.any(|stale| stale.maps_memory(slot.phys, size));
         if is_held || self.caches.is_mapped(slot.phys, size) {
             let detail = format!("{:#x}", slot.phys);
@@ -40,7 +40,7 @@ impl Checker {
         }
         if !slot.is_device
             && !self.setup.features.fwb
-            && let Some(at) = self.caches.touched(slot.phys, size)
+            && let Some(at) = self.caches.first_exposed_address(slot.phys, size)
         {
             self.report(Rule::ReturnedUnclean, format!("{at:#x}"));
         }
@@ -49,46 +49,46 @@ impl Checker {
     /// Adds a writable leaf to the ranges that must be marked dirty.
     pub(crate) fn note_writable(&mut self, ipa: Ipa, size: u64) {
         let page = self.setup.geometry.granule().size();
-        for (at, len) in self.logged.overlaps(ipa, size) {
+        for (at, len) in self.logged_ranges.overlaps(ipa, size) {
             if size > page {
                 let detail = format!("{ipa:#x}: writable, {size:#x} bytes");
                 self.report(Rule::NotMarkedDirty, detail);
             }
-            self.unmarked.add(at, len);
-            for (at, len) in self.marked.overlaps(at, len) {
-                self.unmarked.remove(at, len);
+            self.writable_unmarked_ranges.add(at, len);
+            for (at, len) in self.marked_ranges.overlaps(at, len) {
+                self.writable_unmarked_ranges.remove(at, len);
             }
         }
     }
 
     pub(crate) fn set_logging(&mut self, ipa: Ipa, size: u64, on: bool) {
-        self.logged.remove(ipa, size);
-        self.marked.clear();
-        self.unmarked.remove(ipa, size);
+        self.logged_ranges.remove(ipa, size);
+        self.marked_ranges.clear();
+        self.writable_unmarked_ranges.remove(ipa, size);
         if on {
-            self.logged.add(ipa, size);
+            self.logged_ranges.add(ipa, size);
             self.check_write_protected(ipa, size);
         }
     }
 
     pub(crate) fn read_log(&mut self, ipa: Ipa, size: u64) {
-        if let Some(at) = self.unmarked.first_in(ipa, size) {
+        if let Some(at) = self.writable_unmarked_ranges.first_in(ipa, size) {
             self.report(Rule::NotMarkedDirty, format!("{at:#x} is writable"));
         }
         self.check_write_protected(ipa, size);
-        self.marked.remove(ipa, size);
+        self.marked_ranges.remove(ipa, size);
     }
 
     /// Checks that no CPU can write the range without a fault.
     fn check_write_protected(&mut self, ipa: Ipa, size: u64) {
-        if let Some(at) = self.tables.writable_in(ipa, size) {
+        if let Some(at) = self.tables.first_writable_leaf(ipa, size) {
             self.report(Rule::LogReadTooEarly, format!("{at:#x} is writable"));
         }
         let is_writable = |stale: &&StaleEntry| {
             let entry = &stale.entry;
-            stale.overlaps(ipa, size) && entry.table.is_none() && entry.was.attributes().write
+            stale.overlaps(ipa, size) && entry.table.is_none() && entry.old.attributes().write
         };
-        let held = self.tlbs.stale.iter().find(is_writable);
+        let held = self.tlbs.stale_entries.iter().find(is_writable);
         if let Some(at) = held.map(|stale| stale.entry.position.ipa) {
             let detail = format!("a TLB may hold {at:#x} writable");
             self.report(Rule::LogReadTooEarly, detail);
@@ -98,24 +98,24 @@ impl Checker {
     pub(crate) fn resume(&mut self, cpu: usize, ipa: Ipa, access: Access, level: Level) {
         // A CPU that later removes the relaxed entry invalidates it on all CPUs.
         let is_removed_later = |relaxed: &StaleEntry| {
-            self.tlbs.stale.iter().any(|stale| {
+            self.tlbs.stale_entries.iter().any(|stale| {
                 stale.entry.position.entry == relaxed.entry.position.entry
                     && stale.entry.change == EntryChange::Removed
-                    && stale.since > relaxed.since
+                    && stale.changed_at > relaxed.changed_at
             })
         };
         let refaults = |stale: &StaleEntry| {
             let entry = &stale.entry;
             entry.change == EntryChange::Relaxed
                 && entry.position.level == level
-                // A later change is handled by the next fault.
-                && stale.since < self.cpus[cpu].released
+                // The next fault handles a later change.
+                && stale.changed_at < self.cpus[cpu].lock_released_at
                 && stale.is_held_by(cpu)
                 && stale.overlaps(ipa, 1)
-                && !entry.was.attributes().permit(access)
+                && !entry.old.attributes().permits(access)
                 && !is_removed_later(stale)
         };
-        if self.tlbs.stale.iter().any(refaults) {
+        if self.tlbs.stale_entries.iter().any(refaults) {
             let detail = format!("{ipa:#x}: {access:?} may fault for ever");
             self.report(Rule::NoProgress, detail);
         }

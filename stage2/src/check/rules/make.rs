@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Rules for an entry that becomes valid: the old entry is invalidated, a linked table is
-//! published, and a leaf's memory belongs to the guest, is aligned and clean.
+//! published, and a leaf's memory belongs to the guest, is aligned and clean to the PoC.
 
 use alloc::{format, vec::Vec};
 
@@ -25,30 +25,30 @@ impl Checker {
             let is_same = entry.table.is_none()
                 && entry.position.level == position.level
                 && new.is_leaf(position.level)
-                && entry.was == new;
+                && entry.old == new;
             stale.overlaps(position.ipa, size) && entry.change == EntryChange::Removed && !is_same
         };
-        if let Some(stale) = self.tlbs.stale.iter().find(conflicts) {
-            let rule = if stale.only_combined() {
+        if let Some(stale) = self.tlbs.stale_entries.iter().find(conflicts) {
+            let rule = if stale.holds_only_combined() {
                 Rule::CombinedNotInvalidated
             } else {
                 Rule::MakeBeforeInvalidated
             };
-            let (ipa, was) = (stale.entry.position.ipa, stale.entry.was);
+            let (ipa, was) = (stale.entry.position.ipa, stale.entry.old);
             let detail = format!("{ipa:#x}: {was:?} may be held, {new:?} is made");
             self.report(rule, detail);
         }
     }
 
-    pub(super) fn make(
+    pub(super) fn make_valid(
         &mut self,
         cpu: usize,
         position: &EntryPosition,
         new: Descriptor,
         kind: StoreKind,
     ) {
-        let looked_up = self.cpus[cpu].looked_up;
-        if looked_up.is_some_and(|sequence| sequence != self.sequence) {
+        let looked_up = self.cpus[cpu].lookup_sequence;
+        if looked_up.is_some_and(|sequence| sequence != self.invalidation_sequence) {
             self.report(Rule::StaleLookUp, format!("{:#x}", position.ipa));
         }
         match new.kind(position.level) {
@@ -59,32 +59,32 @@ impl Checker {
     }
 
     fn link(&mut self, cpu: usize, position: &EntryPosition, child: TableAddress, kind: StoreKind) {
-        let Some(below) = position.level.down() else {
+        let Some(below) = position.level.child() else {
             return;
         };
-        let Some(table) = self.tables.all.get_mut(&child) else {
-            let detail = format!("table {:#x} is linked", child.0);
+        let Some(table) = self.tables.table_states.get_mut(&child) else {
+            let detail = format!("unallocated table {:#x} is linked", child.0);
             return self.report(Rule::TableNotOwned, detail);
         };
-        self.effect.strong = table.writer.is_some();
+        self.effect.is_strong = table.writer.is_some();
         let is_unpublished = kind == StoreKind::Plain && table.writer.is_some();
         table.level = Some(below);
         table.ipa = position.ipa;
-        table.linked = true;
+        table.is_linked = true;
         table.unlinked_at = None;
         let entries: Vec<_> = table.entries.iter().map(|(i, e)| (*i, *e)).collect();
         if is_unpublished {
             self.report(Rule::TableNotPublished, format!("table {:#x}", child.0));
         }
-        if let Some(block) = self.tables.broken.remove(&position.entry) {
+        if let Some(block) = self.tables.broken_leaves.remove(&position.entry) {
             let allowed = block.attributes();
             let relaxes = |leaf: &Descriptor| {
-                leaf.is_leaf(below) && leaf.attributes().restricted(allowed) != leaf.attributes()
+                leaf.is_leaf(below) && leaf.attributes().restricted_to(allowed) != leaf.attributes()
             };
             let relaxed = entries.iter().filter(|(_, leaf)| relaxes(leaf)).count();
-            // The fault requires one relaxed part.
+            // The faulting access requires one relaxed part.
             if relaxed > 1 {
-                let detail = format!("{:#x}: {relaxed} parts of {block:?}", position.ipa);
+                let detail = format!("{:#x}: {relaxed} relaxed parts of {block:?}", position.ipa);
                 self.report(Rule::SplitRelaxed, detail);
             }
         }
@@ -94,7 +94,7 @@ impl Checker {
                 level: below,
                 ipa: position.ipa + index * self.setup.geometry.span(below),
             };
-            self.make(cpu, &at, entry, StoreKind::Release);
+            self.make_valid(cpu, &at, entry, StoreKind::Release);
         }
     }
 
@@ -122,11 +122,11 @@ impl Checker {
                 && slot.is_device != is_memory
         });
         if !is_in_slot {
-            self.report(Rule::OutsideSlot, detail("not the guest's memory there"));
+            self.report(Rule::OutsideSlot, detail("not the memslot's memory"));
         }
         if is_memory {
             if !features.fwb
-                && let Some(at) = self.caches.dirty(phys, size)
+                && let Some(at) = self.caches.first_dirty_address(phys, size)
             {
                 let why = format!("{at:#x} is not clean");
                 self.report(Rule::UncleanReachable, detail(&why));
@@ -134,7 +134,7 @@ impl Checker {
             if attributes.execute
                 && !was_executable
                 && !features.dic
-                && let Some(at) = self.caches.stale(phys, size)
+                && let Some(at) = self.caches.first_stale_address(phys, size)
             {
                 let why = format!("{at:#x} may be stale");
                 self.report(Rule::StaleInstructions, detail(&why));

@@ -7,7 +7,7 @@ use alloc::{format, vec::Vec};
 use crate::{
     address::{PhysAddr, TableAddress},
     check::{
-        checker::{Checker, CpuState, HeldLock},
+        checker::{Checker, CpuModel, HeldLock},
         rule::Rule,
         stale_entry::{EntryChange, StaleEntry},
     },
@@ -15,32 +15,32 @@ use crate::{
 };
 
 impl Checker {
-    pub(crate) fn note(&mut self, cpu: usize, note: Note) {
+    pub(crate) fn process_note(&mut self, cpu: usize, note: Note) {
         match note {
-            Note::Lock { exclusive } => self.lock(cpu, exclusive),
+            Note::Lock { is_exclusive } => self.lock(cpu, is_exclusive),
             Note::Unlock => self.unlock(cpu),
             Note::TopUp => {
                 if self.cpus[cpu].lock.is_some() {
                     self.report(Rule::SleepUnderLock, "the memcache is topped up");
                 }
             }
-            Note::Empty => self.report(Rule::EmptyMemcache, "a table is missing"),
+            Note::EmptyMemcache => self.report(Rule::EmptyMemcache, "a map needs a table"),
             Note::MarkDirty { ipa, size } => {
-                self.marked.add(ipa, size);
-                self.unmarked.remove(ipa, size);
+                self.marked_ranges.add(ipa, size);
+                self.writable_unmarked_ranges.remove(ipa, size);
             }
-            Note::LookUp => self.cpus[cpu].looked_up = Some(self.sequence),
-            Note::Sequence => self.sequence += 1,
+            Note::LookUp => self.cpus[cpu].lookup_sequence = Some(self.invalidation_sequence),
+            Note::InvalidationSequence => self.invalidation_sequence += 1,
         }
     }
 
     fn lock(&mut self, cpu: usize, is_exclusive: bool) {
-        let excludes = |other: &CpuState| {
+        let excludes = |other: &CpuModel| {
             let lock = other.lock;
             lock.is_some_and(|lock| lock.is_exclusive || is_exclusive)
         };
         if self.cpus[cpu].lock.is_some() || self.cpus.iter().any(excludes) {
-            self.report(Rule::LockDiscipline, "taken while it is held");
+            self.report(Rule::LockDiscipline, "lock taken while it is held");
         }
         let vmid = self.cpus[cpu].vmid;
         self.cpus[cpu].lock = Some(HeldLock { is_exclusive, vmid });
@@ -49,22 +49,22 @@ impl Checker {
     /// Ends an operation, which must have completed all its invalidations and CMOs.
     fn unlock(&mut self, cpu: usize) {
         let Some(lock) = self.cpus[cpu].lock.take() else {
-            return self.report(Rule::LockDiscipline, "released while it is not held");
+            return self.report(Rule::LockDiscipline, "lock released while it is not held");
         };
         let vmid = self.cpus[cpu].vmid;
         if vmid != lock.vmid || self.cpus[cpu].needs_isb {
-            self.report(Rule::VmidNotRestored, format!("VMID {} at the end", vmid.0));
+            self.report(Rule::VmidNotRestored, format!("VMID {} at the unlock", vmid.0));
         }
-        self.cpus[cpu].looked_up = None;
-        self.cpus[cpu].released = self.now;
-        self.check_maintenance_complete(cpu);
+        self.cpus[cpu].lookup_sequence = None;
+        self.cpus[cpu].lock_released_at = self.event_index;
+        self.check_cmos_complete(cpu);
         self.check_end_of_walk(cpu);
         if lock.is_exclusive {
             self.check_tables();
         }
         // While another CPU holds the lock shared, it may be between break and make.
         if self.cpus.iter().all(|cpu| cpu.lock.is_none()) {
-            self.tables.broken.clear();
+            self.tables.broken_leaves.clear();
             for (at, size) in self.caches.end_operation() {
                 if !self.setup.features.fwb {
                     self.report(Rule::ReturnedUnclean, format!("{at:#x}, {size:#x} bytes"));
@@ -74,7 +74,7 @@ impl Checker {
     }
 
     fn check_tables(&mut self) {
-        for (ipa, entry) in self.tables.uneven_runs() {
+        for (ipa, entry) in self.tables.inconsistent_runs() {
             self.report(Rule::ContiguousRun, format!("{ipa:#x}: {entry:?}"));
         }
         for (table, count, valid) in self.tables.take_miscounted() {
@@ -84,26 +84,27 @@ impl Checker {
         }
     }
 
-    /// Checks the end of a walk: the CPU has unlocked its entries, and has completed the
-    /// invalidation of entries that it removed or restricted. Reports each violation once.
+    /// Checks that a CPU ends a walk without locked entries, and that it has completed the
+    /// invalidation of the entries that it removed or restricted. Reports each violation once.
     pub(crate) fn check_end_of_walk(&mut self, cpu: usize) {
         for entry in self.tables.take_locked_by(cpu) {
             let detail = format!("entry {:#x} is left locked", entry.0);
             self.report(Rule::LockedEntry, detail);
         }
-        let is_left =
-            |stale: &mut StaleEntry| stale.by == cpu && stale.entry.change != EntryChange::Relaxed;
-        let left: Vec<_> = self.tlbs.stale.extract_if(.., is_left).collect();
+        let is_incomplete = |stale: &mut StaleEntry| {
+            stale.changed_by == cpu && stale.entry.change != EntryChange::Relaxed
+        };
+        let left: Vec<_> = self.tlbs.stale_entries.extract_if(.., is_incomplete).collect();
         for stale in left {
             let entry = &stale.entry;
-            let rule = if stale.only_combined() {
+            let rule = if stale.holds_only_combined() {
                 Rule::CombinedNotInvalidated
-            } else if entry.table.is_some() || entry.below_table {
+            } else if entry.table.is_some() || entry.is_below_unlinked_table {
                 Rule::TableRemovalSpan
             } else {
                 Rule::ReductionNotComplete
             };
-            let (ipa, size, was) = (entry.position.ipa, entry.size, entry.was);
+            let (ipa, size, was) = (entry.position.ipa, entry.size, entry.old);
             self.report(rule, format!("{ipa:#x}, {size:#x} bytes: {was:?} may be held"));
         }
     }
@@ -121,12 +122,13 @@ impl Checker {
         let may_walk = |stale: &StaleEntry| {
             stale.entry.table == Some(table) || entries.contains(&stale.entry.position.entry.0)
         };
-        if self.tlbs.stale.iter().any(may_walk) || self.tables.is_linked(table) {
+        if self.tlbs.stale_entries.iter().any(may_walk) || self.tables.is_linked(table) {
             self.report(Rule::FreedWhileWalked, detail.as_str());
         }
         let unlinked_at = self.tables.unlinked_at(table);
-        // The freeing CPU's own walk counts: the grace period does not end before that walk ends.
-        let may_be_inside = |cpu: &CpuState| unlinked_at.is_some_and(|at| cpu.walks_since(at));
+        // A walk of the freeing CPU counts too: the grace period does not end before that walk
+        // ends.
+        let may_be_inside = |cpu: &CpuModel| unlinked_at.is_some_and(|at| cpu.walks_since(at));
         if self.cpus.iter().any(may_be_inside) {
             self.report(Rule::FreedInGracePeriod, detail.as_str());
         }
@@ -142,7 +144,7 @@ impl Checker {
 
     pub(crate) fn switch_vmid(&mut self, cpu: usize, vmid: Vmid) {
         if self.cpus[cpu].needs_isb {
-            self.report(Rule::VmidNotRestored, "switched twice without an ISB");
+            self.report(Rule::VmidNotRestored, "VMID switched twice without an ISB");
         }
         self.cpus[cpu].vmid = vmid;
         self.cpus[cpu].needs_isb = true;
@@ -159,12 +161,12 @@ impl Checker {
         {
             self.report(Rule::RangeNotEncodable, format!("{size:#x} bytes"));
         }
-        // A CPU may fetch a whole contiguous run again while one of its entries remains. A TLB need
-        // not cache the run as one entry, so each page needs its own invalidation.
-        for stale in &mut self.tlbs.stale {
+        // A CPU may fetch a whole contiguous run again while one of its entries remains. A TLB may
+        // also cache its pages separately, so each page needs its own invalidation.
+        for stale in &mut self.tlbs.stale_entries {
             let entry = &stale.entry;
             stale.run_remains = entry.change == EntryChange::Removed
-                && entry.was.is_contiguous()
+                && entry.old.is_contiguous()
                 && self.tables.run_remains(entry.position.entry, entry.position.level);
         }
         let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, kind);
@@ -174,28 +176,28 @@ impl Checker {
         }
     }
 
-    pub(crate) fn clean(&mut self, cpu: usize, phys: PhysAddr, size: u64) {
+    pub(crate) fn clean_invalidate(&mut self, cpu: usize, phys: PhysAddr, size: u64) {
         let detail = format!("{phys:#x}, {size:#x} bytes");
         let overlaps_device = self
             .memslots
             .values()
             .any(|slot| slot.is_device && slot.phys < phys + size && phys < slot.phys + slot.size);
         if overlaps_device {
-            self.report(Rule::DeviceMaintained, detail.as_str());
+            self.report(Rule::DeviceCmo, detail.as_str());
         }
         if self.setup.features.fwb {
-            self.report(Rule::NeedlessMaintenance, detail);
+            self.report(Rule::NeedlessCmo, detail);
         }
-        let stale = &self.tlbs.stale;
+        let stale = &self.tlbs.stale_entries;
         let is_reachable = |phys, size| stale.iter().any(|stale| stale.maps_memory(phys, size));
-        self.effect.any = self.caches.clean(cpu, phys, size, is_reachable);
+        self.effect.exists = self.caches.clean_invalidate(cpu, phys, size, is_reachable);
     }
 
     /// Checks that a CPU has completed its CMOs: before it breaks an entry, which keeps the
     /// break-before-make window short, and before it releases the lock.
-    pub(crate) fn check_maintenance_complete(&mut self, cpu: usize) {
-        if self.caches.is_pending(cpu) {
-            self.report(Rule::UnfinishedMaintenance, "a DSB is missing");
+    pub(crate) fn check_cmos_complete(&mut self, cpu: usize) {
+        if self.caches.has_pending_cmo(cpu) {
+            self.report(Rule::UnfinishedCmo, "a DSB is missing");
         }
     }
 }

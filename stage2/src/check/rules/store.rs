@@ -24,8 +24,8 @@ impl Checker {
         kind: StoreKind,
     ) {
         self.check_lock(cpu, entry, (old, new), kind);
-        let Some((at, table)) = self.tables.holding(entry) else {
-            let detail = format!("entry {:#x} is written", entry.0);
+        let Some((at, table)) = self.tables.table_containing(entry) else {
+            let detail = format!("entry {:#x} of no table is written", entry.0);
             return self.report(Rule::TableNotOwned, detail);
         };
         let index = (entry.0 - at.0) / 8;
@@ -37,20 +37,20 @@ impl Checker {
         if kind == StoreKind::Plain {
             table.writer = Some(cpu);
         }
-        let (linked, level, base) = (table.linked, table.level, table.ipa);
-        self.tables.changed.insert(at);
-        self.tlbs.note_store(cpu, entry);
+        let (linked, level, base) = (table.is_linked, table.level, table.ipa);
+        self.tables.changed_tables.insert(at);
+        self.tlbs.record_store(cpu, entry);
         let (true, Some(level)) = (linked, level) else {
             return;
         };
         let ipa = base + index * self.setup.geometry.span(level);
         let position = EntryPosition { entry, level, ipa };
         match (old.is_valid(), new.is_valid()) {
-            (true, true) => self.replace(cpu, &position, old, new, kind),
-            (true, false) => self.remove(cpu, &position, old),
+            (true, true) => self.replace_entry(cpu, &position, old, new, kind),
+            (true, false) => self.remove_entry(cpu, &position, old),
             (false, true) => {
                 self.check_invalidated(&position, new);
-                self.make(cpu, &position, new, kind);
+                self.make_valid(cpu, &position, new, kind);
             }
             (false, false) => {}
         }
@@ -64,18 +64,18 @@ impl Checker {
         kind: StoreKind,
     ) {
         let address = entry.0;
-        let owner = self.tables.locked.get(&entry).copied();
+        let owner = self.tables.locked_entries.get(&entry).copied();
         if old.is_locked() && owner != Some(cpu) {
             let detail = format!("entry {address:#x} is locked by another CPU");
             self.report(Rule::LockedEntry, detail);
         }
         if new.is_locked() {
-            self.tables.locked.insert(entry, cpu);
+            self.tables.locked_entries.insert(entry, cpu);
         } else {
-            self.tables.locked.remove(&entry);
+            self.tables.locked_entries.remove(&entry);
         }
-        let table = self.tables.holding(entry);
-        if !table.is_some_and(|(_, table)| table.linked) {
+        let table = self.tables.table_containing(entry);
+        if !table.is_some_and(|(_, table)| table.is_linked) {
             return;
         }
         match self.cpus[cpu].lock {
@@ -85,13 +85,13 @@ impl Checker {
                 }
             }
             None => {
-                let detail = format!("entry {address:#x} without the lock");
+                let detail = format!("entry {address:#x} is written without the lock");
                 self.report(Rule::LockDiscipline, detail);
             }
         }
     }
 
-    fn replace(
+    fn replace_entry(
         &mut self,
         cpu: usize,
         position: &EntryPosition,
@@ -109,8 +109,8 @@ impl Checker {
             }
             _ => {
                 self.check_replacement(position, old, new);
-                self.remove(cpu, position, old);
-                self.make(cpu, position, new, kind);
+                self.remove_entry(cpu, position, old);
+                self.make_valid(cpu, position, new, kind);
             }
         }
     }
@@ -125,11 +125,11 @@ impl Checker {
         };
         // At every FEAT_BBM level, the parts must map the block's memory with its memory type.
         let geometry = self.setup.geometry;
-        let differs = position.level.down().is_some_and(|below| {
-            let part = |index| block.part(below, index * geometry.span(below));
-            let entries = self.tables.all.get(&table).map(|table| &table.entries);
+        let differs = position.level.child().is_some_and(|below| {
+            let part = |index| block.block_part(below, index * geometry.span(below));
+            let entries = self.tables.table_states.get(&table).map(|table| &table.entries);
             entries.into_iter().flatten().any(|(index, entry)| {
-                entry.is_valid() && entry.contiguous(false).needs_break(part(*index))
+                entry.is_valid() && entry.with_contiguous(false).needs_break(part(*index))
             })
         });
         if bbm == 0 || differs {
@@ -156,15 +156,15 @@ impl Checker {
             [(restricts, EntryChange::Restricted), (relaxes, EntryChange::Relaxed)]
         {
             // CPUs do not cache an entry whose access flag is clear or whose nT is set.
-            if applies && a.accessed && !old.has_nt() {
+            if applies && a.is_accessed && !old.has_nt() {
                 self.add_stale(cpu, position, old, change, false);
             }
         }
         // CPUs keep the old entry after ageing: a later restriction must invalidate it.
         let is_known = |stale: &StaleEntry| {
-            stale.entry.position.entry == position.entry && stale.entry.was == old
+            stale.entry.position.entry == position.entry && stale.entry.old == old
         };
-        if a.accessed && !b.accessed && !self.tlbs.stale.iter().any(is_known) {
+        if a.is_accessed && !b.is_accessed && !self.tlbs.stale_entries.iter().any(is_known) {
             self.add_stale(cpu, position, old, EntryChange::Relaxed, false);
         }
         if relaxes {
@@ -176,37 +176,37 @@ impl Checker {
         &mut self,
         cpu: usize,
         position: &EntryPosition,
-        was: Descriptor,
+        old: Descriptor,
         change: EntryChange,
-        below_table: bool,
+        is_below_unlinked_table: bool,
     ) {
-        let table = match was.kind(position.level) {
+        let table = match old.kind(position.level) {
             EntryKind::Table(child) => Some(child),
             _ => None,
         };
         let entry = ChangedEntry {
             position: *position,
-            was,
+            old,
             size: self.setup.geometry.span(position.level),
             change,
             table,
-            below_table,
+            is_below_unlinked_table,
         };
-        self.tlbs.add(cpu, self.now, entry);
+        self.tlbs.add(cpu, self.event_index, entry);
     }
 
     /// Handles a valid entry that is made invalid or replaced.
-    fn remove(&mut self, cpu: usize, position: &EntryPosition, old: Descriptor) {
-        self.check_maintenance_complete(cpu);
+    fn remove_entry(&mut self, cpu: usize, position: &EntryPosition, old: Descriptor) {
+        self.check_cmos_complete(cpu);
         if !old.has_nt() || !old.is_leaf(position.level) {
             self.add_stale(cpu, position, old, EntryChange::Removed, false);
         }
         match old.kind(position.level) {
             EntryKind::Leaf(phys) => {
-                self.tables.broken.insert(position.entry, old);
+                self.tables.broken_leaves.insert(position.entry, old);
                 let size = self.setup.geometry.span(position.level);
                 self.caches.unmap(phys, size);
-                self.unmarked.remove(position.ipa, size);
+                self.writable_unmarked_ranges.remove(position.ipa, size);
             }
             EntryKind::Table(child) => self.unlink(cpu, child),
             _ => {}
@@ -219,12 +219,12 @@ impl Checker {
             let size = self.setup.geometry.span(position.level);
             self.add_stale(cpu, &position, leaf, EntryChange::Removed, true);
             self.caches.unmap(leaf.address(), size);
-            self.unmarked.remove(position.ipa, size);
+            self.writable_unmarked_ranges.remove(position.ipa, size);
         }
         for at in subtree.tables {
-            if let Some(table) = self.tables.all.get_mut(&at) {
-                table.linked = false;
-                table.unlinked_at = Some(self.now);
+            if let Some(table) = self.tables.table_states.get_mut(&at) {
+                table.is_linked = false;
+                table.unlinked_at = Some(self.event_index);
             }
         }
     }

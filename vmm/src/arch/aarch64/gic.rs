@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The in-kernel interrupt controller: a GICv3 with an interrupt translation service (ITS), or a
+//! In-kernel interrupt controller: a GICv3 with an interrupt translation service (ITS), or a
 //! GICv2 on a host without GICv3 (`Documentation/virt/kvm/devices/arm-vgic-v3.rst`,
 //! `arm-vgic-its.rst`, `arm-vgic.rst`).
 //!
@@ -19,32 +19,30 @@ use kvm_ioctls::{DeviceFd, VmFd};
 use crate::{
     arch::aarch64::boot::{
         GIC_CPU_INTERFACE, GIC_DISTRIBUTOR, GIC_ITS, GIC_REDISTRIBUTOR_SIZE, GIC_REDISTRIBUTORS,
-        fdt::Gic,
+        fdt::{GICV2_MAX_CPUS, Gic},
     },
     kvm::KvmError,
 };
 
-/// Maximum number of vCPUs of a GICv2.
-const GICV2_CPUS: u64 = 8;
 /// Number of SGIs and PPIs, which precede the SPIs.
-const PRIVATE_INTERRUPTS: u32 = 32;
+const PRIVATE_INTERRUPT_COUNT: u32 = 32;
 
 /// Creates the interrupt controller of a VM, with `interrupts` SPIs for devices. All vCPUs must
 /// exist. KVM frees the controller with the VM.
-pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
+pub fn create_gic(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
     match create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3) {
-        Ok(gic) => v3(vm, &gic, vcpus, interrupts),
+        Ok(gic) => configure_v3(vm, &gic, vcpus, interrupts),
         // ENODEV: the host has no GICv3.
         Err(error) if error.errno() == libc::ENODEV => {
             let gic = create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V2)
                 .map_err(|error| KvmError::call("KVM_CREATE_DEVICE (GICv2)", error))?;
-            v2(&gic, vcpus, interrupts)
+            configure_v2(&gic, vcpus, interrupts)
         }
         Err(error) => Err(KvmError::call("KVM_CREATE_DEVICE (GICv3)", error)),
     }
 }
 
-fn v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
+fn configure_v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
     let limit = (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / GIC_REDISTRIBUTOR_SIZE;
     if vcpus > limit {
         return Err(KvmError::Unsupported(format!(
@@ -52,7 +50,7 @@ fn v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, Kvm
         )));
     }
     set_address(gic, KVM_VGIC_V3_ADDR_TYPE_DIST, GIC_DISTRIBUTOR.start)?;
-    // One region holds all redistributors; bits 63:52 hold their number.
+    // One region holds all redistributors; bits 63:52 of its address encode their number.
     let region = GuestAddress(vcpus << 52 | GIC_REDISTRIBUTORS.start.0);
     set_address(gic, KVM_VGIC_V3_ADDR_TYPE_REDIST_REGION, region)?;
     let its = create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_ITS)
@@ -62,20 +60,20 @@ fn v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, Kvm
         set_address(its, KVM_VGIC_ITS_ADDR_TYPE, GIC_ITS.start)?;
         initialize(its)?;
     }
-    set_interrupts(gic, interrupts)?;
+    set_interrupt_count(gic, interrupts)?;
     initialize(gic)?;
-    Ok(Gic::V3 { its: its.is_some() })
+    Ok(Gic::V3 { has_its: its.is_some() })
 }
 
-fn v2(gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
-    if vcpus > GICV2_CPUS {
+fn configure_v2(gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
+    if vcpus > GICV2_MAX_CPUS {
         return Err(KvmError::Unsupported(format!(
-            "--vcpus {vcpus}: this host has a GICv2, which supports {GICV2_CPUS} vCPUs"
+            "--vcpus {vcpus}: this host has a GICv2, which supports {GICV2_MAX_CPUS} vCPUs"
         )));
     }
     set_address(gic, KVM_VGIC_V2_ADDR_TYPE_DIST, GIC_DISTRIBUTOR.start)?;
     set_address(gic, KVM_VGIC_V2_ADDR_TYPE_CPU, GIC_CPU_INTERFACE.start)?;
-    set_interrupts(gic, interrupts)?;
+    set_interrupt_count(gic, interrupts)?;
     initialize(gic)?;
     Ok(Gic::V2)
 }
@@ -91,8 +89,8 @@ fn set_address(gic: &DeviceFd, kind: u32, address: GuestAddress) -> Result<(), K
 }
 
 /// Sets the number of interrupts, a multiple of 32 and at least 64.
-fn set_interrupts(gic: &DeviceFd, interrupts: u32) -> Result<(), KvmError> {
-    let all = (PRIVATE_INTERRUPTS + interrupts.max(1)).next_multiple_of(32);
+fn set_interrupt_count(gic: &DeviceFd, interrupts: u32) -> Result<(), KvmError> {
+    let all = (PRIVATE_INTERRUPT_COUNT + interrupts.max(1)).next_multiple_of(32);
     let call = "KVM_SET_DEVICE_ATTR (KVM_DEV_ARM_VGIC_GRP_NR_IRQS)";
     set_attribute(gic, KVM_DEV_ARM_VGIC_GRP_NR_IRQS, 0, Some(&all), call)
 }

@@ -18,12 +18,12 @@ use super::{
 };
 use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
 
-/// The vCPUs of a guest, whether they have a PMU, and their interrupt controller.
+/// vCPUs of a guest and their interrupt controller.
 #[derive(Debug)]
 pub struct GuestVcpus {
     /// The vCPUs, the boot vCPU first.
     pub fds: Vec<VcpuFd>,
-    pmu: bool,
+    has_pmu: bool,
     gic: Gic,
 }
 
@@ -33,48 +33,48 @@ pub const fn check_supported() -> Result<(), KvmError> {
 }
 
 /// Creates a VM with `KVM_EXIT_ARM_NISV` exits and, if requested, eager page splitting. Returns the
-/// VM and its IPA width: `requested`, or the smallest width that holds `memory` and, up to the
-/// host's limit, allows blocks of its page sizes.
+/// VM and its IPA width: `requested`, or the smallest width that covers `memory` and allows blocks
+/// of its page sizes, up to the host's limit.
 pub fn create_vm(
     kvm: &Kvm,
     memory: &[Arc<GuestRam>],
     requested: Option<u8>,
     eager_split: Option<Bytes>,
 ) -> Result<(VmFd, u8), KvmError> {
-    let limit = vm::bits_limit(kvm.get_host_ipa_limit());
+    let limit = vm::max_ipa_width(kvm.get_host_ipa_limit());
     let end = memory.last().map_or(0, |ram| ram.start().0 + ram.size().0);
-    let mut bits = vm::choose_bits(GuestAddress(end), requested, limit)?;
+    let mut ipa_width = vm::memory_ipa_width(GuestAddress(end), requested, limit)?;
     if requested.is_none() {
         let for_blocks = memory
             .iter()
-            .map(|ram| vm::bits_for_blocks(ram.plan().page(), ram.plan().base_page()))
+            .map(|ram| {
+                vm::min_ipa_width_for_block(ram.plan().page_size(), ram.plan().base_page_size())
+            })
             .max();
-        bits = bits.max(for_blocks.unwrap_or(0).min(limit));
+        ipa_width = ipa_width.max(for_blocks.unwrap_or(0).min(limit));
     }
-    let fd = vm::create_vm(kvm, bits)?;
+    let fd = vm::create_vm(kvm, ipa_width)?;
     if let Some(chunk) = eager_split {
         vm::enable_eager_split(&fd, chunk)?;
     }
     vcpu::enable_nisv_exits(&fd);
-    Ok((fd, bits))
+    Ok((fd, ipa_width))
 }
 
-/// Creates the vCPUs of a VM, with all features of the host, and their interrupt controller with
-/// `interrupts` interrupts for devices.
+/// Creates vCPUs with all features of the host, and an interrupt controller with `interrupts` SPIs.
 pub fn create_vcpus(vm: &VmFd, count: u32, interrupts: u32) -> Result<GuestVcpus, KvmError> {
-    let features = vcpu::features_of_host(vm);
+    let features = vcpu::host_features(vm);
     let fds: Vec<_> =
-        (0..count).map(|index| vcpu::create(vm, index, features)).collect::<Result<_, _>>()?;
-    let gic = gic::create(vm, count.into(), interrupts)?;
-    let pmu = features & vcpu::PMU != 0;
+        (0..count).map(|index| vcpu::create_vcpu(vm, index, features)).collect::<Result<_, _>>()?;
+    let gic = gic::create_gic(vm, count.into(), interrupts)?;
+    let pmu = features & vcpu::PMU_FEATURE != 0;
     if pmu {
         // The PMU needs the interrupt controller.
         fds.iter().try_for_each(vcpu::init_pmu)?;
     }
-    Ok(GuestVcpus { fds, pmu, gic })
+    Ok(GuestVcpus { fds, has_pmu: pmu, gic })
 }
 
-/// Copies the kernel into guest memory.
 fn load_kernel(
     memory: &GuestMemoryMmap,
     image: &Image,
@@ -96,14 +96,14 @@ pub fn write_boot_data(
     layout: &BootLayout,
 ) -> Result<(), BootError> {
     load_kernel(memory, image, layout)?;
-    let cpus = vcpus.fds.iter().map(vcpu::affinity).collect::<Result<Vec<_>, _>>()?;
-    let command_line = vm.command_line.as_cstring().map_err(boot::invalid_command_line)?;
+    let affinities = vcpus.fds.iter().map(vcpu::mpidr_affinity).collect::<Result<Vec<_>, _>>()?;
+    let command_line = vm.command_line.as_cstring().map_err(boot::command_line_error)?;
     let command_line = command_line.to_string_lossy();
     let seed = random_seed();
     let fdt = Fdt {
         memory: &vm.memory,
-        cpus: &cpus,
-        pmu: vcpus.pmu,
+        affinities: &affinities,
+        has_pmu: vcpus.has_pmu,
         gic: vcpus.gic,
         devices: &vm.devices,
         command_line: &command_line,
@@ -113,7 +113,7 @@ pub fn write_boot_data(
     load_dtb(memory, layout.fdt, &mut Cursor::new(fdt.write()?))
         .map_err(|source| BootError::Load { object: "the device tree", source })?;
     if let Some(boot) = vcpus.fds.first() {
-        vcpu::set_entry(boot, layout.kernel, layout.fdt)?;
+        vcpu::set_entry_point(boot, layout.kernel, layout.fdt)?;
     }
     Ok(())
 }
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn load_kernel_copies_the_image_to_the_layouts_address() {
+    fn load_kernel_copies_the_image_to_its_load_address() {
         let start = GuestAddress(0x4000_0000);
         let memory = GuestMemoryMmap::from_ranges(&[(start, 4 << 20)]).unwrap();
         let mut file = vec![0; 4096];

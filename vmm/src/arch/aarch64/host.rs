@@ -3,15 +3,15 @@
 //! stage-2 aborts by type, level and access.
 //!
 //! The tracepoint `kvm_guest_fault` records syndrome (`hsr`) and IPA of each abort. The kernel's
-//! event filters cannot compare a masked field, but can test bits: in the fault status code (Arm
-//! ARM D19.2.39), bits 3:2 are 01 for a translation fault, 10 for an access flag fault and 11 for a
-//! permission fault, bits 1:0 are the level; bit 28 of the syndrome distinguishes data aborts from
-//! instruction aborts, bit 6 is set for a write. Aborts below the start of memory are device
-//! accesses and are not counted.
+//! event filters cannot compare a masked field, but they can test bits of the syndrome. In the
+//! fault status code (Arm ARM D19.2.39), bits 3:2 are 01 for a translation fault, 10 for an access
+//! flag fault and 11 for a permission fault; bits 1:0 are the level. Bit 28 distinguishes data
+//! aborts from instruction aborts, and bit 6 is set for a write. Aborts below the start of memory
+//! are device accesses and are not counted.
 
 use std::ffi::CStr;
 
-/// The tracepoints to count, of the kernel's `kvm` group: guest aborts and exits, and the
+/// Tracepoints to count, in the kernel's `kvm` group: guest aborts and exits, and the
 /// mmu_notifier calls of the host's memory management.
 pub const TRACEPOINTS: &[&str] =
     &["kvm_guest_fault", "kvm_access_fault", "kvm_exit", "kvm_unmap_hva_range", "kvm_set_spte_hva"];
@@ -26,7 +26,7 @@ pub fn explain_missing_driver() -> String {
 /// Legacy system calls, which newer architectures lack; arm64 has none.
 pub const LEGACY_SYSCALLS: &[i64] = &[];
 
-/// The tracepoint of stage-2 aborts.
+/// Tracepoint of stage-2 aborts.
 pub const FAULT_TRACEPOINT: &str = "kvm_guest_fault";
 
 /// Event filters that count stage-2 aborts, each with the counter's name.
@@ -48,13 +48,13 @@ pub const FAULT_FILTERS: &[(&str, &CStr)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::MEMORY;
+    use crate::arch::MEMORY_START;
 
     /// Returns whether a filter accepts a syndrome. `&&` joins the terms: the first excludes device
     /// accesses, each other term tests bits of the syndrome.
-    fn passes(filter: &CStr, syndrome: u64) -> bool {
+    fn filter_accepts(filter: &CStr, syndrome: u64) -> bool {
         let mut terms = filter.to_str().unwrap().split(" && ");
-        assert_eq!(terms.next(), Some(format!("ipa >= {:#x}", MEMORY.0).as_str()));
+        assert_eq!(terms.next(), Some(format!("ipa >= {:#x}", MEMORY_START.0).as_str()));
         terms.all(|term| {
             let (expected, bits) = match term.strip_prefix("!(hsr & ") {
                 Some(bits) => (false, bits.trim_end_matches(')')),
@@ -79,7 +79,7 @@ mod tests {
                 ] {
                     let names: Vec<_> = FAULT_FILTERS
                         .iter()
-                        .filter(|(_, filter)| passes(filter, class | status | level))
+                        .filter(|(_, filter)| filter_accepts(filter, class | status | level))
                         .map(|(name, _)| (*name).to_owned())
                         .collect();
 

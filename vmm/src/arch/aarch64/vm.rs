@@ -22,24 +22,28 @@ use kvm_ioctls::VmFd;
 pub use super::vcpu::program_counter;
 use crate::kvm::{KvmError, ioctls::enable_capability};
 
-/// Smallest IPA width of KVM.
-const MIN_BITS: u8 = 32;
-/// IPA width of kernels that do not let user space set it (before Linux 4.20).
-const FIXED_BITS: u8 = 40;
+/// Minimum IPA width that KVM accepts.
+const MIN_IPA_WIDTH: u8 = 32;
+/// IPA width of kernels without `KVM_CAP_ARM_VM_IPA_SIZE` (before Linux 4.20).
+const FIXED_IPA_WIDTH: u8 = 40;
 
-/// Returns the largest IPA width for a value of `KVM_CAP_ARM_VM_IPA_SIZE`; 0 means a fixed width.
-pub fn bits_limit(capability: i32) -> u8 {
+/// Returns the maximum IPA width for a value of `KVM_CAP_ARM_VM_IPA_SIZE`; 0 means a fixed width.
+pub fn max_ipa_width(capability: i32) -> u8 {
     match u8::try_from(capability) {
-        Ok(bits) if bits >= MIN_BITS => bits,
-        _ => FIXED_BITS,
+        Ok(bits) if bits >= MIN_IPA_WIDTH => bits,
+        _ => FIXED_IPA_WIDTH,
     }
 }
 
 /// Returns the IPA width for memory that ends before `end`: the requested one, or the smallest that
 /// fits.
-pub fn choose_bits(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8, KvmError> {
+pub fn memory_ipa_width(
+    end: GuestAddress,
+    requested: Option<u8>,
+    limit: u8,
+) -> Result<u8, KvmError> {
     let end = end.0;
-    let needed = (MIN_BITS..64).find(|bits| end.saturating_sub(1) >> bits == 0).unwrap_or(64);
+    let needed = (MIN_IPA_WIDTH..64).find(|bits| end.saturating_sub(1) >> bits == 0).unwrap_or(64);
     let bits = requested.unwrap_or(needed);
     if bits < needed {
         return Err(KvmError::Unsupported(format!(
@@ -49,34 +53,33 @@ pub fn choose_bits(end: GuestAddress, requested: Option<u8>, limit: u8) -> Resul
     if bits > limit {
         return Err(KvmError::Unsupported(format!(
             "{bits} bits of guest-physical address are not available: this host's KVM supports \
-             {MIN_BITS} to {limit} (KVM_CAP_ARM_VM_IPA_SIZE); use a smaller --ipa-bits or less \
-             memory"
+             {MIN_IPA_WIDTH} to {limit} (KVM_CAP_ARM_VM_IPA_SIZE); use a smaller --ipa-bits or \
+             less memory"
         )));
     }
     Ok(bits)
 }
 
-/// Returns the smallest IPA width whose tables have blocks of `page` bytes, with translation
-/// granule `granule`.
+/// Returns the smallest IPA width whose stage-2 tables allow blocks of `page` bytes, with a
+/// translation granule of `granule`.
 ///
 /// The number of levels is (bits - 8) / (index bits), because KVM concatenates up to 16 tables at
 /// the start level (`stage2_pgtable_levels` in the kernel's `asm/stage2_pgtable.h`).
-pub fn bits_for_blocks(page: Bytes, granule: Bytes) -> u8 {
+pub fn min_ipa_width_for_block(page: Bytes, granule: Bytes) -> u8 {
     let offset = granule.0.trailing_zeros();
     let index = offset - 3;
     let levels = page.0.trailing_zeros().saturating_sub(offset) / index + 1;
-    u8::try_from(levels * index + 8).map_or(MIN_BITS, |bits| bits.max(MIN_BITS))
+    u8::try_from(levels * index + 8).map_or(MIN_IPA_WIDTH, |bits| bits.max(MIN_IPA_WIDTH))
 }
 
-/// Returns the VM's IPA width for memory that ends before `end`: `requested`, or the smallest that
-/// fits.
+/// Returns the [`memory_ipa_width`] with the limit of this host's KVM.
 #[cfg(target_arch = "aarch64")]
-pub fn choose_ipa_bits(
+pub fn choose_ipa_width(
     kvm: &Kvm,
     end: GuestAddress,
     requested: Option<u8>,
 ) -> Result<u8, KvmError> {
-    choose_bits(end, requested, bits_limit(kvm.get_host_ipa_limit()))
+    memory_ipa_width(end, requested, max_ipa_width(kvm.get_host_ipa_limit()))
 }
 
 /// Creates a VM with an IPA width of `ipa_bits`.
@@ -91,16 +94,16 @@ pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
     vm.map_err(|error| KvmError::call("KVM_CREATE_VM", error))
 }
 
-/// Enables eager page splitting in chunks of `chunk`; call it before the VM has memslots.
+/// Enables eager page splitting in chunks of `chunk`. The VM must have no memslots.
 pub fn enable_eager_split(vm: &VmFd, chunk: Bytes) -> Result<(), KvmError> {
     let supported = vm.check_extension_raw(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES.into());
-    check_chunk(chunk, u64::try_from(supported).unwrap_or(0))?;
+    check_chunk_size(chunk, u64::try_from(supported).unwrap_or(0))?;
     enable_capability(vm, KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, chunk.0)
         .map_err(|error| KvmError::call("KVM_ENABLE_CAP (eager split)", error))
 }
 
 /// Checks a chunk size against the bitmap of supported block sizes.
-fn check_chunk(requested: Bytes, supported: u64) -> Result<(), KvmError> {
+fn check_chunk_size(requested: Bytes, supported: u64) -> Result<(), KvmError> {
     if supported == 0 {
         return Err(KvmError::Unsupported(
             "--eager-split: this host's KVM does not support it \
@@ -134,7 +137,7 @@ mod tests {
             (0xffff_ffe0_0000, None, 48),
             (1 << 32, Some(44), 44),
         ] {
-            let chosen = choose_bits(GuestAddress(end), requested, 48).unwrap();
+            let chosen = memory_ipa_width(GuestAddress(end), requested, 48).unwrap();
             assert_eq!(chosen, bits, "{end:#x}");
         }
     }
@@ -143,10 +146,10 @@ mod tests {
     fn a_1g_page_needs_a_third_level() {
         let small = Bytes::kib(4);
 
-        assert_eq!(bits_for_blocks(Bytes::gib(1), small), 35);
-        assert_eq!(bits_for_blocks(Bytes::mib(2), small), 32);
-        assert_eq!(bits_for_blocks(small, small), 32);
-        assert_eq!(bits_for_blocks(Bytes::mib(512), Bytes::kib(64)), 34);
+        assert_eq!(min_ipa_width_for_block(Bytes::gib(1), small), 35);
+        assert_eq!(min_ipa_width_for_block(Bytes::mib(2), small), 32);
+        assert_eq!(min_ipa_width_for_block(small, small), 32);
+        assert_eq!(min_ipa_width_for_block(Bytes::mib(512), Bytes::kib(64)), 34);
     }
 
     #[test]
@@ -157,28 +160,29 @@ mod tests {
             (1 << 41, Some(40), 48, "ends at 0x20000000000 and needs 41"),
             (0, Some(31), 48, "needs 32"),
         ] {
-            let error = choose_bits(GuestAddress(end), requested, limit).unwrap_err();
+            let error = memory_ipa_width(GuestAddress(end), requested, limit).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
         }
     }
 
     #[test]
-    fn a_kernel_without_the_capability_has_40_bits() {
-        assert_eq!(bits_limit(0), 40);
-        assert_eq!(bits_limit(-1), 40);
-        assert_eq!(bits_limit(48), 48);
+    fn the_ipa_width_is_40_bits_without_the_capability() {
+        assert_eq!(max_ipa_width(0), 40);
+        assert_eq!(max_ipa_width(-1), 40);
+        assert_eq!(max_ipa_width(48), 48);
     }
 
     #[test]
     fn the_chunk_must_be_a_block_size_of_the_host() {
         let supported = Bytes::gib(1).0 | Bytes::mib(2).0 | Bytes::kib(4).0;
 
-        let wrong = check_chunk(Bytes::mib(4), supported).unwrap_err();
-        let none = check_chunk(Bytes::mib(3), supported);
+        let wrong = check_chunk_size(Bytes::mib(4), supported).unwrap_err();
+        let none = check_chunk_size(Bytes::mib(3), supported);
 
-        assert!(check_chunk(Bytes::mib(2), supported).is_ok());
+        assert!(check_chunk_size(Bytes::mib(2), supported).is_ok());
         assert!(wrong.to_string().ends_with("one of 4K, 2M, 1G"), "{wrong}");
         assert!(none.is_err());
-        assert!(check_chunk(Bytes::mib(2), 0).unwrap_err().to_string().contains("needs Linux 6.5"));
+        let unsupported = check_chunk_size(Bytes::mib(2), 0).unwrap_err().to_string();
+        assert!(unsupported.contains("needs Linux 6.5"));
     }
 }

@@ -14,14 +14,14 @@ use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
 
 pub use crate::arch::aarch64::boot::{BootError, BootLayout, image::Image, parse_command_line};
 
-/// The vCPUs of a guest.
+/// vCPUs of a guest.
 #[derive(Debug)]
 pub struct GuestVcpus {
     /// The vCPUs, the boot vCPU first.
     pub fds: Vec<VcpuFd>,
 }
 
-fn unsupported() -> KvmError {
+fn unsupported_error() -> KvmError {
     KvmError::Unsupported(
         "`granule run` boots arm64 guests and needs an arm64 host with KVM; `granule lab --guest` \
          runs it on an emulated host"
@@ -30,7 +30,7 @@ fn unsupported() -> KvmError {
 }
 
 pub fn check_supported() -> Result<(), KvmError> {
-    Err(unsupported())
+    Err(unsupported_error())
 }
 
 pub fn create_vm(
@@ -39,11 +39,11 @@ pub fn create_vm(
     _requested: Option<u8>,
     _eager_split: Option<Bytes>,
 ) -> Result<(VmFd, u8), KvmError> {
-    Err(unsupported())
+    Err(unsupported_error())
 }
 
 pub fn create_vcpus(_vm: &VmFd, _count: u32, _interrupts: u32) -> Result<GuestVcpus, KvmError> {
-    Err(unsupported())
+    Err(unsupported_error())
 }
 
 pub fn write_boot_data(
@@ -53,5 +53,5 @@ pub fn write_boot_data(
     _vcpus: &GuestVcpus,
     _layout: &BootLayout,
 ) -> Result<(), BootError> {
-    Err(unsupported().into())
+    Err(unsupported_error().into())
 }

@@ -6,7 +6,7 @@ use std::{ffi::CStr, fs};
 /// Tracepoints to count, in the kernel's `kvm` group.
 pub const TRACEPOINTS: &[&str] = &["kvm_page_fault", "kvm_exit", "kvm_unmap_hva_range"];
 
-/// The tracepoint of guest page faults.
+/// Tracepoint of guest page faults.
 pub const FAULT_TRACEPOINT: &str = "kvm_page_fault";
 
 /// Event filters for guest page faults: none, because the error code does not encode the level, and
@@ -34,10 +34,10 @@ pub fn explain_missing_driver() -> String {
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
-    explain(&cpuinfo, &modules)
+    missing_driver_cause(&cpuinfo, &modules)
 }
 
-fn explain(cpuinfo: &str, modules: &[String]) -> String {
+fn missing_driver_cause(cpuinfo: &str, modules: &[String]) -> String {
     let flags = cpuinfo
         .lines()
         .filter_map(|line| line.split_once(':'))
@@ -87,10 +87,10 @@ mod tests {
         ] {
             let text = format!("processor\t: 0\nflags\t\t: {flags}\n");
             let modules: Vec<_> = modules.iter().map(|name| (*name).to_owned()).collect();
-            let hint = explain(&text, &modules);
+            let hint = missing_driver_cause(&text, &modules);
             assert!(hint.contains(cause), "{flags}: {hint}");
             assert_eq!(hint.contains("modprobe"), cause.contains("modprobe"), "{flags}: {hint}");
         }
-        assert!(explain("", &[]).contains("firmware"));
+        assert!(missing_driver_cause("", &[]).contains("firmware"));
     }
 }

@@ -20,81 +20,79 @@ use super::{
     feature_bits,
 };
 
-const INFLATE: usize = 0;
-/// Index of the free page reporting queue (`reporting_vq`, section 5.5.2), without `statsq`.
-const REPORTING: usize = 2;
+const INFLATE_QUEUE: usize = 0;
+/// Index of `reporting_vq` (section 5.5.2) in a device without `statsq`.
+const REPORTING_QUEUE: usize = 2;
 
 // Features of section 5.5.3, which the bindings lack.
-const F_DEFLATE_ON_OOM: u32 = 2;
-const F_REPORTING: u32 = 5;
+const VIRTIO_BALLOON_F_DEFLATE_ON_OOM: u32 = 2;
+const VIRTIO_BALLOON_F_REPORTING: u32 = 5;
 
-/// Unit of page numbers, independent of the page size of the guest (section 5.5.6).
-const PAGE: u64 = 4096;
-
-/// Offset of the target in the configuration space.
-const TARGET: usize = 0;
-/// Offset of the actual size in the configuration space.
-const ACTUAL: usize = 4;
-
+/// Size of a balloon page, independent of the guest's page size (section 5.5.6).
+const PAGE_SIZE: u64 = 4096;
+/// Offset of `num_pages`, the target, in the configuration space.
+const NUM_PAGES_OFFSET: usize = 0;
+/// Offset of `actual`, the size that the guest reports, in the configuration space.
+const ACTUAL_OFFSET: usize = 4;
 /// Maximum bytes of page numbers per request; Linux sends 256 numbers. The limit bounds the number
 /// of system calls for a request, whose buffers may overlap.
-const MAX_NUMBERS: usize = 1 << 16;
+const MAX_PAGE_NUMBER_BYTES: usize = 1 << 16;
 
 /// Balloon device.
 #[derive(Debug)]
 pub struct Balloon {
-    state: Arc<BalloonHandle>,
+    handle: Arc<BalloonHandle>,
 }
 
 /// Handle that controls a balloon through the state shared with the device.
 #[derive(Debug)]
 pub struct BalloonHandle {
     config: ConfigSpace,
-    reported: AtomicU64,
-    inflated: AtomicU64,
+    reported_bytes: AtomicU64,
+    inflated_bytes: AtomicU64,
 }
 
 impl Default for Balloon {
     /// Creates an empty balloon.
     fn default() -> Self {
-        let state = BalloonHandle {
+        let handle = BalloonHandle {
             // Target, actual size, free-page hinting command, poison value.
-            config: ConfigSpace::new(vec![0; 16], ACTUAL..ACTUAL + 4),
-            reported: AtomicU64::new(0),
-            inflated: AtomicU64::new(0),
+            config: ConfigSpace::new(vec![0; 16], ACTUAL_OFFSET..ACTUAL_OFFSET + 4),
+            reported_bytes: AtomicU64::new(0),
+            inflated_bytes: AtomicU64::new(0),
         };
-        Self { state: Arc::new(state) }
+        Self { handle: Arc::new(handle) }
     }
 }
 
 impl Balloon {
     /// Returns a handle, which stays valid while the worker owns the device.
     pub fn handle(&self) -> Arc<BalloonHandle> {
-        Arc::clone(&self.state)
+        Arc::clone(&self.handle)
     }
 }
 
 impl BalloonHandle {
-    /// Sets the balloon's target size. The guest may take time or refuse; [`BalloonHandle::actual`]
-    /// returns the size reached.
+    /// Sets the target size, which the guest reaches later or not at all;
+    /// [`BalloonHandle::actual_size`] returns the size that it reports.
     pub fn set_target(&self, bytes: Bytes) {
-        let pages = u32::try_from(bytes.0 / PAGE).unwrap_or(u32::MAX);
-        self.config.update(TARGET, &pages.to_le_bytes());
+        let pages = u32::try_from(bytes.0 / PAGE_SIZE).unwrap_or(u32::MAX);
+        self.config.update(NUM_PAGES_OFFSET, &pages.to_le_bytes());
     }
 
     /// Returns the size of the balloon as the guest reports it.
-    pub fn actual(&self) -> Bytes {
-        Bytes(u64::from(self.config.read_u32(ACTUAL as u64)) * PAGE)
+    pub fn actual_size(&self) -> Bytes {
+        Bytes(u64::from(self.config.read_u32(ACTUAL_OFFSET as u64)) * PAGE_SIZE)
     }
 
     /// Returns the number of bytes discarded through free-page reporting.
-    pub fn reported(&self) -> Bytes {
-        Bytes(self.reported.load(Ordering::Relaxed))
+    pub fn reported_size(&self) -> Bytes {
+        Bytes(self.reported_bytes.load(Ordering::Relaxed))
     }
 
     /// Returns the number of bytes discarded through the inflate queue.
-    pub fn inflated(&self) -> Bytes {
-        Bytes(self.inflated.load(Ordering::Relaxed))
+    pub fn inflated_size(&self) -> Bytes {
+        Bytes(self.inflated_bytes.load(Ordering::Relaxed))
     }
 }
 
@@ -102,25 +100,25 @@ impl VirtioDevice for Balloon {
     fn properties(&self) -> DeviceProperties {
         DeviceProperties {
             device_type: VIRTIO_ID_BALLOON,
-            features: feature_bits(&[F_DEFLATE_ON_OOM, F_REPORTING]),
+            features: feature_bits(&[VIRTIO_BALLOON_F_DEFLATE_ON_OOM, VIRTIO_BALLOON_F_REPORTING]),
             queue_sizes: &[128, 128, 64],
-            config: self.state.config.clone(),
+            config: self.handle.config.clone(),
         }
     }
 
     fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError> {
-        let state = &self.state;
+        let handle = &self.handle;
         queue.serve_available(|chain| {
-            if index == INFLATE {
-                if chain.length(Direction::Readable) > MAX_NUMBERS {
+            if index == INFLATE_QUEUE {
+                if chain.length(Direction::Readable) > MAX_PAGE_NUMBER_BYTES {
                     return Err(DeviceError::Request("it names more than 16384 pages"));
                 }
-                state.inflated.fetch_add(inflate(chain), Ordering::Relaxed);
-            } else if index == REPORTING {
+                handle.inflated_bytes.fetch_add(inflate(chain), Ordering::Relaxed);
+            } else if index == REPORTING_QUEUE {
                 // The buffers themselves are the free memory.
                 for &(start, length) in chain.buffers(Direction::Writable) {
                     let discarded = chain.memory.discard(start, Bytes(length as u64)).0;
-                    state.reported.fetch_add(discarded, Ordering::Relaxed);
+                    handle.reported_bytes.fetch_add(discarded, Ordering::Relaxed);
                 }
             }
             // Deflated pages need no action: the next guest access faults them in.
@@ -138,8 +136,8 @@ fn inflate(chain: &DescriptorChain) -> u64 {
     let pages: Vec<u64> = frame_numbers.map(|number| u32::from_le_bytes(*number).into()).collect();
     let runs = pages.chunk_by(|page, next| page + 1 == *next);
     let discard = |run: &[u64]| {
-        let size = Bytes(run.len() as u64 * PAGE);
-        chain.memory.discard(GuestAddress(run[0] * PAGE), size).0
+        let size = Bytes(run.len() as u64 * PAGE_SIZE);
+        chain.memory.discard(GuestAddress(run[0] * PAGE_SIZE), size).0
     };
     runs.map(discard).sum()
 }
@@ -151,59 +149,60 @@ mod tests {
     use super::*;
     use crate::devices::virtio::{
         feature_bit,
-        testing::{Buffer, Driver, START},
+        testing::{Buffer, Driver, MEMORY_START},
     };
 
-    const PAGES: u64 = START + 0x80_0000;
+    const TEST_PAGES_START: u64 = MEMORY_START + 0x80_0000;
 
-    /// Returns the driver of a balloon, with memory that is not zero, and the balloon's handle.
-    fn start(features: u64) -> (Driver, Arc<BalloonHandle>) {
+    /// Returns the driver of a balloon in memory filled with 7, and the balloon's handle.
+    fn start_driver(features: u64) -> (Driver, Arc<BalloonHandle>) {
         let balloon = Box::new(Balloon::default());
         let handle = balloon.handle();
         let driver = Driver::start(balloon, features);
-        driver.memory.map().write_slice(&[7; 1 << 16], GuestAddress(PAGES)).unwrap();
+        driver.memory.map().write_slice(&[7; 1 << 16], GuestAddress(TEST_PAGES_START)).unwrap();
         (driver, handle)
     }
 
     fn first_byte(driver: &Driver, page: u64) -> u8 {
-        driver.load(PAGES + page * PAGE)
+        driver.load(TEST_PAGES_START + page * PAGE_SIZE)
     }
 
     #[test]
     fn only_inflated_pages_are_discarded() {
-        let (mut driver, handle) = start(0);
-        let pages = [1, 2, 3, 7].map(|page| u32::try_from(PAGES / PAGE + page).unwrap());
+        let (mut driver, handle) = start_driver(0);
+        let pages =
+            [1, 2, 3, 7].map(|page| u32::try_from(TEST_PAGES_START / PAGE_SIZE + page).unwrap());
         let numbers = pages.into_iter().chain([u32::MAX, 0]);
 
         driver.request(0, &[Buffer::Out(numbers.flat_map(u32::to_le_bytes).collect())]);
 
-        let left: Vec<u8> = (0..9).map(|page| first_byte(&driver, page)).collect();
-        assert_eq!(left, [7, 0, 0, 0, 7, 7, 7, 0, 7]);
-        assert_eq!(handle.inflated(), Bytes(4 * PAGE));
+        let first_bytes: Vec<u8> = (0..9).map(|page| first_byte(&driver, page)).collect();
+        assert_eq!(first_bytes, [7, 0, 0, 0, 7, 7, 7, 0, 7]);
+        assert_eq!(handle.inflated_size(), Bytes(4 * PAGE_SIZE));
     }
 
     #[test]
     fn reported_pages_are_discarded() {
-        let (mut driver, handle) = start(feature_bit(F_REPORTING));
-        driver.add(2, &[Buffer::In(1 << 15)]);
-        driver.store(driver.queues[2].desc_table, PAGES);
+        let (mut driver, handle) = start_driver(feature_bit(VIRTIO_BALLOON_F_REPORTING));
+        driver.add_request(2, &[Buffer::In(1 << 15)]);
+        driver.store(driver.queues[2].desc_table, TEST_PAGES_START);
 
         driver.notify(2);
         driver.wait_used(2);
 
         assert_eq!((first_byte(&driver, 0), first_byte(&driver, 8)), (0, 7));
-        assert_eq!(handle.reported(), Bytes(1 << 15));
+        assert_eq!(handle.reported_size(), Bytes(1 << 15));
     }
 
     #[test]
     fn target_and_actual_size_are_in_the_configuration_space() {
-        let (mut driver, handle) = start(0);
+        let (mut driver, handle) = start_driver(0);
 
-        handle.set_target(Bytes(10 * PAGE));
-        let target = driver.get(0x100);
-        driver.set(0x104, 9);
+        handle.set_target(Bytes(10 * PAGE_SIZE));
+        let target = driver.read_register(0x100);
+        driver.write_register(0x104, 9);
 
-        assert_eq!((target, driver.get(0x60)), (10, 2));
-        assert_eq!(handle.actual(), Bytes(9 * PAGE));
+        assert_eq!((target, driver.read_register(0x60)), (10, 2));
+        assert_eq!(handle.actual_size(), Bytes(9 * PAGE_SIZE));
     }
 }

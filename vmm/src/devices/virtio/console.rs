@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Console with one port (virtio 1.2, section 5.3): `hvc0` in the guest. It moves many bytes per
-//! exit and is therefore faster than the serial port, but needs a loaded driver.
+//! Console with one port (virtio 1.2, section 5.3): `hvc0` in the guest. It transfers many bytes
+//! per exit and is therefore faster than the serial port, but the guest must load its driver.
 
 use std::{
     io::Write,
@@ -17,39 +17,38 @@ use super::{
 };
 use crate::devices::console_output::ConsoleOutput;
 
-const RECEIVE: usize = 0;
-const TRANSMIT: usize = 1;
+const RECEIVE_QUEUE: usize = 0;
+const TRANSMIT_QUEUE: usize = 1;
 
-/// Bytes moved per call.
-const CHUNK: usize = 4096;
-
+/// Maximum number of bytes per read or write call.
+const CHUNK_SIZE: usize = 4096;
 /// Maximum output per request; Linux sends a page. The buffers of a request may overlap, so that
-/// without a limit each request could write 4 GiB.
-const MAX_OUTPUT: usize = 1 << 20;
+/// an unlimited request could write 4 GiB.
+const MAX_OUTPUT_SIZE: usize = 1 << 20;
 
 /// Virtio console.
 #[allow(missing_debug_implementations, reason = "it holds any output")]
 pub struct Console {
     input: Option<OwnedFd>,
     output: Box<dyn Write + Send>,
-    /// Output buffer; transmit requests wait while it is full.
-    backpressure: Option<ConsoleOutput>,
-    /// Set while the receive queue may have an available buffer.
-    rx_available: bool,
+    /// Buffer of `output`; transmit requests wait while it is full.
+    output_buffer: Option<ConsoleOutput>,
+    /// Indicates that the receive queue may have an available buffer.
+    has_rx_buffer: bool,
     log: RateLimitedLog,
 }
 
 impl Console {
     /// Creates a console that writes to `output` and reads from `input`, if given. A read of
     /// `input` must not block once a poll has reported it as readable. Transmit requests wait while
-    /// `backpressure`, the buffer behind `output`, has no space.
+    /// `output_buffer`, to which `output` writes, has no space.
     pub fn new(
         input: Option<OwnedFd>,
         output: Box<dyn Write + Send>,
-        backpressure: Option<ConsoleOutput>,
+        output_buffer: Option<ConsoleOutput>,
     ) -> Self {
         let log = RateLimitedLog::default();
-        Self { input, output, backpressure, rx_available: false, log }
+        Self { input, output, output_buffer, has_rx_buffer: false, log }
     }
 }
 
@@ -65,29 +64,29 @@ impl VirtioDevice for Console {
     }
 
     fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError> {
-        if index != TRANSMIT {
-            self.rx_available = true;
+        if index != TRANSMIT_QUEUE {
+            self.has_rx_buffer = true;
             return Ok(());
         }
         let stop = Arc::clone(&queue.stop_flag);
         queue.serve_available(|chain| {
-            if chain.length(Direction::Readable) > MAX_OUTPUT {
+            if chain.length(Direction::Readable) > MAX_OUTPUT_SIZE {
                 return Err(DeviceError::Request("its output is larger than 1M"));
             }
             // A reset by the driver discards its requests.
-            if let Some(output) = &self.backpressure
+            if let Some(output) = &self.output_buffer
                 && !output.wait_for_space(|| stop.load(Ordering::Relaxed))
             {
                 return Ok(0);
             }
-            let mut bytes = [0; CHUNK];
-            let mut done = 0;
-            while let count @ 1.. = chain.read(done, &mut bytes) {
+            let mut bytes = [0; CHUNK_SIZE];
+            let mut offset = 0;
+            while let count @ 1.. = chain.read(offset, &mut bytes) {
                 if let Err(error) = self.output.write_all(&bytes[..count]) {
                     self.log.warn(format_args!("console output is lost: {error}"));
                     break;
                 }
-                done += count;
+                offset += count;
             }
             if let Err(error) = self.output.flush() {
                 log::debug!("console output: {error}");
@@ -97,21 +96,21 @@ impl VirtioDevice for Console {
     }
 
     fn backend_fds(&self) -> Vec<BorrowedFd<'_>> {
-        let input = self.input.iter().filter(|_| self.rx_available);
+        let input = self.input.iter().filter(|_| self.has_rx_buffer);
         input.map(AsFd::as_fd).collect()
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        let (Some(queue), Some(input)) = (&mut queues[RECEIVE], &self.input) else {
+        let (Some(queue), Some(input)) = (&mut queues[RECEIVE_QUEUE], &self.input) else {
             return Ok(());
         };
         let Some(chain) = queue.pop()? else {
             // The input is not read until the driver adds a buffer.
-            self.rx_available = queue.enable_notification()?;
+            self.has_rx_buffer = queue.enable_notification()?;
             return Ok(());
         };
-        let mut bytes = [0; CHUNK];
-        let space = chain.length(Direction::Writable).min(CHUNK);
+        let mut bytes = [0; CHUNK_SIZE];
+        let space = chain.length(Direction::Writable).min(CHUNK_SIZE);
         let count = match rustix::io::read(input, &mut bytes[..space]) {
             Ok(count) => count,
             Err(Errno::AGAIN | Errno::INTR) => {
@@ -129,11 +128,11 @@ impl VirtioDevice for Console {
             return Ok(());
         }
         let written = chain.write(0, &bytes[..count]);
-        queue.complete(chain.head, written)
+        queue.complete(chain.head_index, written)
     }
 
     fn reset(&mut self) {
-        self.rx_available = false;
+        self.has_rx_buffer = false;
     }
 }
 
@@ -151,22 +150,22 @@ mod tests {
         let console = Box::new(Console::new(Some(input.into()), Box::new(writer), None));
         let mut driver = Driver::start(console, EVENT_IDX);
 
-        driver.request(TRANSMIT, &[Buffer::Out(vec![b'x'; 5000])]);
+        driver.request(TRANSMIT_QUEUE, &[Buffer::Out(vec![b'x'; 5000])]);
         let mut shown = vec![0; 5000];
         reader.read_exact(&mut shown).unwrap();
         keyboard.write_all(b"abcdef").unwrap();
-        let first = driver.request(RECEIVE, &[Buffer::In(4)]);
-        let second = driver.request(RECEIVE, &[Buffer::In(4)]);
+        let first = driver.request(RECEIVE_QUEUE, &[Buffer::In(4)]);
+        let second = driver.request(RECEIVE_QUEUE, &[Buffer::In(4)]);
         drop(keyboard);
-        driver.add(RECEIVE, &[Buffer::In(4)]);
-        driver.notify(RECEIVE);
+        driver.add_request(RECEIVE_QUEUE, &[Buffer::In(4)]);
+        driver.notify(RECEIVE_QUEUE);
         std::thread::sleep(Duration::from_millis(50));
 
         assert_eq!(shown, [b'x'; 5000]);
         assert_eq!(first, (vec![b"abcd".to_vec()], 4));
         assert_eq!((&second.0[0][..2], second.1), (&b"ef"[..], 2));
-        assert!(!driver.has_used(RECEIVE));
-        driver.request(TRANSMIT, &[Buffer::Out(vec![1])]);
+        assert!(!driver.has_used(RECEIVE_QUEUE));
+        driver.request(TRANSMIT_QUEUE, &[Buffer::Out(vec![1])]);
     }
 
     #[test]
@@ -178,15 +177,15 @@ mod tests {
 
         // The pipe and the output buffer hold fewer than 100 requests.
         let waits = (0..100).any(|_| {
-            driver.add(TRANSMIT, &[Buffer::Out(vec![7; 60_000])]);
-            driver.notify(TRANSMIT);
+            driver.add_request(TRANSMIT_QUEUE, &[Buffer::Out(vec![7; 60_000])]);
+            driver.notify(TRANSMIT_QUEUE);
             std::thread::sleep(Duration::from_millis(200));
-            !driver.has_used(TRANSMIT) || driver.wait_used(TRANSMIT) != 0
+            !driver.has_used(TRANSMIT_QUEUE) || driver.wait_used(TRANSMIT_QUEUE) != 0
         });
-        driver.set(0x70, 0);
+        driver.write_register(0x70, 0);
 
         assert!(waits);
-        assert_eq!(driver.get(0x70), 0);
+        assert_eq!(driver.read_register(0x70), 0);
     }
 
     #[test]
@@ -196,9 +195,9 @@ mod tests {
         let console = Box::new(Console::new(None, Box::new(writer), None));
         let mut driver = Driver::start(console, 0);
 
-        driver.request(TRANSMIT, &[Buffer::Out(vec![1])]);
-        driver.request(TRANSMIT, &[Buffer::Out(vec![1])]);
+        driver.request(TRANSMIT_QUEUE, &[Buffer::Out(vec![1])]);
+        driver.request(TRANSMIT_QUEUE, &[Buffer::Out(vec![1])]);
 
-        assert_eq!(driver.get(0x70), 15);
+        assert_eq!(driver.read_register(0x70), 15);
     }
 }

@@ -29,9 +29,9 @@ const MAX_BUFFERS: usize = 1024;
 /// Direction of a buffer, from the view of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// The device reads the buffer.
+    /// Buffer that the device reads.
     Readable,
-    /// The device writes the buffer.
+    /// Buffer that the device writes.
     Writable,
 }
 
@@ -41,10 +41,10 @@ pub struct DescriptorChain {
     /// Guest memory that holds the buffers.
     pub memory: Arc<GuestMemory>,
     /// Index of the first descriptor, which identifies the chain in the used ring.
-    pub head: u16,
+    pub head_index: u16,
     buffers: Vec<(GuestAddress, usize)>,
     /// Number of device-readable buffers, which come first.
-    readable: usize,
+    readable_count: usize,
 }
 
 impl DescriptorChain {
@@ -54,9 +54,9 @@ impl DescriptorChain {
     ) -> Result<Self, DeviceError> {
         let mut parsed = Self {
             memory: Arc::clone(memory),
-            head: chain.head_index(),
+            head_index: chain.head_index(),
             buffers: Vec::new(),
-            readable: 0,
+            readable_count: 0,
         };
         // The iterator also ends at an invalid link; only the last descriptor's flag reveals it.
         let mut complete = false;
@@ -70,11 +70,11 @@ impl DescriptorChain {
                 return Err(DeviceError::Request("a buffer is outside of guest memory"));
             }
             if !descriptor.is_write_only() {
-                if parsed.readable < parsed.buffers.len() {
+                if parsed.readable_count < parsed.buffers.len() {
                     let problem = "a device-readable buffer follows a device-writable one";
                     return Err(DeviceError::Request(problem));
                 }
-                parsed.readable += 1;
+                parsed.readable_count += 1;
             }
             parsed.buffers.push((address, length));
         }
@@ -84,11 +84,11 @@ impl DescriptorChain {
         Ok(parsed)
     }
 
-    /// Returns the buffers of one direction: start address and length.
+    /// Returns the buffers of one direction, each `(start, length)`.
     pub fn buffers(&self, direction: Direction) -> &[(GuestAddress, usize)] {
         match direction {
-            Direction::Readable => &self.buffers[..self.readable],
-            Direction::Writable => &self.buffers[self.readable..],
+            Direction::Readable => &self.buffers[..self.readable_count],
+            Direction::Writable => &self.buffers[self.readable_count..],
         }
     }
 
@@ -99,48 +99,48 @@ impl DescriptorChain {
         buffers.map(|(_, length)| length).sum()
     }
 
-    /// Returns the ranges of guest memory that hold `left` bytes of the buffers of one direction,
-    /// after their first `skip` bytes. The ranges end with the buffers.
-    fn ranges(
+    /// Returns the guest memory ranges of up to `length` bytes at `offset` in the buffers of one
+    /// direction.
+    fn memory_ranges(
         &self,
         direction: Direction,
-        mut skip: usize,
-        mut left: usize,
+        mut offset: usize,
+        mut length: usize,
     ) -> impl Iterator<Item = (GuestAddress, usize)> + '_ {
         self.buffers(direction).iter().filter_map(move |&(address, size)| {
-            let skipped = skip.min(size);
-            let taken = (size - skipped).min(left);
-            skip -= skipped;
-            left -= taken;
+            let skipped = offset.min(size);
+            let taken = (size - skipped).min(length);
+            offset -= skipped;
+            length -= taken;
             (taken > 0).then(|| (GuestAddress(address.0 + skipped as u64), taken))
         })
     }
 
     /// Copies device-readable bytes at `offset` to `data` and returns the number of bytes copied.
     pub fn read(&self, offset: usize, data: &mut [u8]) -> usize {
-        let mut done = 0;
-        for (address, length) in self.ranges(Direction::Readable, offset, data.len()) {
-            let target = &mut data[done..done + length];
+        let mut transferred = 0;
+        for (address, length) in self.memory_ranges(Direction::Readable, offset, data.len()) {
+            let target = &mut data[transferred..transferred + length];
             if self.memory.map().read_slice(target, address).is_err() {
                 break;
             }
-            done += length;
+            transferred += length;
         }
-        done
+        transferred
     }
 
     /// Copies `data` to the device-writable buffers at `offset` and returns the number of bytes
     /// copied.
     pub fn write(&self, offset: usize, data: &[u8]) -> usize {
-        let mut done = 0;
-        for (address, length) in self.ranges(Direction::Writable, offset, data.len()) {
-            let source = &data[done..done + length];
+        let mut transferred = 0;
+        for (address, length) in self.memory_ranges(Direction::Writable, offset, data.len()) {
+            let source = &data[transferred..transferred + length];
             if self.memory.map().write_slice(source, address).is_err() {
                 break;
             }
-            done += length;
+            transferred += length;
         }
-        done
+        transferred
     }
 
     /// Transfers `range` of the buffers of one direction from or to the file at `offset`.
@@ -152,10 +152,11 @@ impl DescriptorChain {
         range: Range<usize>,
     ) -> io::Result<()> {
         let fd = file.as_fd().as_raw_fd();
-        let mut done = 0;
-        while done < range.len() {
-            let (iovecs, count) = self.iovecs(direction, range.start + done, range.len() - done)?;
-            let position = offset.checked_add(done as u64).and_then(|at| at.try_into().ok());
+        let mut transferred = 0;
+        while transferred < range.len() {
+            let (iovecs, count) =
+                self.iovecs(direction, range.start + transferred, range.len() - transferred)?;
+            let position = offset.checked_add(transferred as u64).and_then(|at| at.try_into().ok());
             let position = position.ok_or(io::ErrorKind::InvalidInput)?;
             let call = match direction {
                 Direction::Writable => libc::preadv,
@@ -166,7 +167,7 @@ impl DescriptorChain {
             let result = unsafe { call(fd, iovecs.as_ptr(), count, position) };
             match call_result(result) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => done += count,
+                Ok(count) => transferred += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -174,7 +175,7 @@ impl DescriptorChain {
         Ok(())
     }
 
-    /// Writes all device-readable buffers in one call, which is one packet.
+    /// Writes all device-readable buffers to `target` as one packet.
     pub fn write_packet(&self, target: &impl AsFd) -> io::Result<usize> {
         let (iovecs, count) = self.iovecs(Direction::Readable, 0, usize::MAX)?;
         let fd = target.as_fd().as_raw_fd();
@@ -187,11 +188,11 @@ impl DescriptorChain {
     fn iovecs(
         &self,
         direction: Direction,
-        skip: usize,
+        offset: usize,
         length: usize,
     ) -> io::Result<(Vec<libc::iovec>, libc::c_int)> {
         let slices = self
-            .ranges(direction, skip, length)
+            .memory_ranges(direction, offset, length)
             .flat_map(|(address, length)| self.memory.map().get_slices(address, length))
             .take(MAX_BUFFERS);
         let iovecs = slices.map(|slice| {

@@ -39,15 +39,15 @@ pub use virtio_queue::QueueState;
 /// Error that stops a device until the driver resets it.
 #[derive(Debug, Error)]
 pub enum DeviceError {
-    /// A queue is invalid.
+    /// Error returned for an invalid queue.
     #[error("the driver's queue is invalid: {0}")]
     Queue(#[from] virtio_queue::Error),
-    /// A request is invalid.
+    /// Error returned for an invalid request.
     #[error("the driver's request is invalid: {0}")]
     Request(&'static str),
-    /// A call on the host failed.
+    /// Error of a call on the host.
     #[error("{operation}: {source}")]
-    Host {
+    HostCall {
         /// Purpose of the call.
         operation: &'static str,
         /// Error of the call.
@@ -56,9 +56,9 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Returns a conversion of host errors that adds the purpose of the call.
-    fn host<E: Into<io::Error>>(operation: &'static str) -> impl Fn(E) -> Self {
-        move |error| Self::Host { operation, source: error.into() }
+    /// Returns a function for `map_err` that adds `operation` to an error of a host call.
+    fn host_call<E: Into<io::Error>>(operation: &'static str) -> impl Fn(E) -> Self {
+        move |error| Self::HostCall { operation, source: error.into() }
     }
 }
 
@@ -76,7 +76,7 @@ impl BackendError {
     }
 }
 
-/// Limit on the warnings that a guest can cause in one device, so that no guest fills the log.
+/// Log with a limit on the warnings of one device, so that no guest fills it.
 #[derive(Debug, Default)]
 pub struct RateLimitedLog(u32);
 
@@ -115,13 +115,13 @@ pub trait VirtioDevice: Send {
     /// Returns the properties of the device.
     fn properties(&self) -> DeviceProperties;
 
-    /// Called at `DRIVER_OK` with the negotiated features. A device whose backend serves a queue
-    /// removes the queue from `queues`; the worker then does not read its notifications.
+    /// Activates the device at `DRIVER_OK`, with the negotiated features. A device whose backend
+    /// serves a queue removes it from `queues`; the worker then does not read its notifications.
     fn activate(&mut self, _features: u64, _queues: &mut Queues) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Called when the driver has notified the queue of this index.
+    /// Processes the queue of this index, which the driver has notified.
     fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError>;
 
     /// Returns the backend's file descriptors to poll.
@@ -129,12 +129,12 @@ pub trait VirtioDevice: Send {
         Vec::new()
     }
 
-    /// Called when one of [`VirtioDevice::backend_fds`] is readable or has an error.
+    /// Handles one of [`VirtioDevice::backend_fds`] that is readable or has an error.
     fn process_backend(&mut self, _queues: &mut Queues) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Called when the driver resets the device: discards the state of all requests.
+    /// Discards the state of all requests when the driver resets the device.
     fn reset(&mut self) {}
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Queue of a device: takes descriptor chains from the available ring, returns them through the
-//! used ring and notifies the driver. The ring accesses are those of `virtio-queue`.
+//! used ring and notifies the driver. `virtio-queue` accesses the rings.
 
 use std::sync::{
     Arc,
@@ -15,16 +15,16 @@ use crate::memory::GuestMemory;
 
 /// Maximum number of chains served before the worker polls again. Without it, a driver that keeps
 /// adding chains could prevent the device from stopping.
-const BATCH: usize = 1024;
+const MAX_CHAINS_PER_POLL: usize = 1024;
 
 /// Queue that the driver has configured.
 #[derive(Debug)]
 pub struct Queue {
     pub(super) rings: virtio_queue::Queue,
     pub(super) memory: Arc<GuestMemory>,
-    pub(super) event: Arc<EventFd>,
+    pub(super) kick_event: Arc<EventFd>,
     pub(super) interrupt: Arc<Interrupt>,
-    /// Set when the device must stop; a backend that blocks within a request polls it.
+    /// Flag set when the device must stop; a backend that blocks within a request polls it.
     pub(super) stop_flag: Arc<AtomicBool>,
 }
 
@@ -36,7 +36,7 @@ impl Queue {
     pub fn new(
         config: QueueState,
         memory: &Arc<GuestMemory>,
-        event: &Arc<EventFd>,
+        kick_event: &Arc<EventFd>,
         interrupt: &Arc<Interrupt>,
     ) -> Result<Self, DeviceError> {
         let rings = virtio_queue::Queue::try_from(config)?;
@@ -46,7 +46,7 @@ impl Queue {
         Ok(Self {
             rings,
             memory: Arc::clone(memory),
-            event: Arc::clone(event),
+            kick_event: Arc::clone(kick_event),
             interrupt: Arc::clone(interrupt),
             stop_flag: Arc::default(),
         })
@@ -94,16 +94,16 @@ impl Queue {
         &mut self,
         mut serve: impl FnMut(&DescriptorChain) -> Result<usize, DeviceError>,
     ) -> Result<(), DeviceError> {
-        let mut left = BATCH;
+        let mut remaining = MAX_CHAINS_PER_POLL;
         loop {
             self.rings.disable_notification(self.memory.map())?;
             while let Some(chain) = self.pop()? {
                 let written = serve(&chain)?;
-                self.complete(chain.head, written)?;
-                left -= 1;
-                if left == 0 || self.stop_flag.load(Ordering::Relaxed) {
+                self.complete(chain.head_index, written)?;
+                remaining -= 1;
+                if remaining == 0 || self.stop_flag.load(Ordering::Relaxed) {
                     // Signals the queue again, so that the worker returns to it.
-                    let _ = self.event.write(1);
+                    let _ = self.kick_event.write(1);
                     return Ok(());
                 }
             }

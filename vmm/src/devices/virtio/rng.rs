@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Entropy device (virtio 1.2, section 5.4), from the generator of the host's kernel.
+//! Entropy device (virtio 1.2, section 5.4): reads random numbers from the host's kernel.
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
@@ -7,7 +7,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use super::{ConfigSpace, DeviceError, DeviceProperties, Direction, Queue, VirtioDevice};
 
 /// Maximum number of bytes per request, even if its buffers are larger.
-const MAX_BYTES: usize = 4096;
+const MAX_REQUEST_SIZE: usize = 4096;
 
 /// Entropy device.
 #[derive(Debug)]
@@ -25,14 +25,14 @@ impl VirtioDevice for Rng {
 
     fn process_queue(&mut self, _: usize, queue: &mut Queue) -> Result<(), DeviceError> {
         queue.serve_available(|chain| {
-            let mut bytes = [0; MAX_BYTES];
-            let requested = chain.length(Direction::Writable).min(MAX_BYTES);
-            let mut done = 0;
-            while done < requested {
-                let rest = &mut bytes[done..requested];
-                done +=
+            let mut bytes = [0; MAX_REQUEST_SIZE];
+            let requested = chain.length(Direction::Writable).min(MAX_REQUEST_SIZE);
+            let mut filled = 0;
+            while filled < requested {
+                let rest = &mut bytes[filled..requested];
+                filled +=
                     rustix::io::retry_on_intr(|| getrandom(&mut *rest, GetRandomFlags::empty()))
-                        .map_err(DeviceError::host("reading random numbers (getrandom)"))?;
+                        .map_err(DeviceError::host_call("reading random numbers (getrandom)"))?;
             }
             Ok(chain.write(0, &bytes[..requested]))
         })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! State that a device, its transport and the handles that control it share: the interrupt, and the
-//! configuration space (virtio 1.2, section 2.5).
+//! Shared state of a device, its transport and its handles: the interrupt, and the configuration
+//! space (virtio 1.2, section 2.5).
 
 use std::{
     ops::Range,
@@ -61,7 +61,7 @@ impl Interrupt {
 
     fn raise(&self, cause: u32) {
         self.status.fetch_or(cause, Ordering::AcqRel);
-        // Fails only if the counter is full; the interrupt is then pending already.
+        // The write fails only if the counter is full; the interrupt is then pending already.
         let _ = self.line.write(1);
     }
 }
@@ -74,17 +74,17 @@ pub struct ConfigSpace(Arc<ConfigState>);
 #[derive(Debug)]
 struct ConfigState {
     bytes: Mutex<Vec<u8>>,
-    driver_writable: Range<usize>,
+    driver_writable_range: Range<usize>,
     generation: AtomicU32,
     interrupt: OnceLock<Arc<Interrupt>>,
 }
 
 impl ConfigSpace {
-    /// Creates a space with these contents; the driver may write `driver_writable`.
-    pub fn new(bytes: Vec<u8>, driver_writable: Range<usize>) -> Self {
+    /// Creates a space with these contents; the driver may write `driver_writable_range`.
+    pub fn new(bytes: Vec<u8>, driver_writable_range: Range<usize>) -> Self {
         Self(Arc::new(ConfigState {
             bytes: Mutex::new(bytes),
-            driver_writable,
+            driver_writable_range,
             generation: AtomicU32::new(0),
             interrupt: OnceLock::new(),
         }))
@@ -120,7 +120,7 @@ impl ConfigSpace {
 
     /// Performs a write by the driver; returns whether the driver may write there.
     pub(super) fn write_by_driver(&self, offset: u64, data: &[u8]) -> bool {
-        let writable = self.0.driver_writable.clone();
+        let writable = self.0.driver_writable_range.clone();
         let start = usize::try_from(offset).ok().and_then(|at| at.checked_sub(writable.start));
         let mut bytes = self.0.bytes.lock();
         let target = start.and_then(|start| bytes.get_mut(writable)?.get_mut(start..));
@@ -128,7 +128,7 @@ impl ConfigSpace {
         target.map(|target| target.copy_from_slice(data)).is_some()
     }
 
-    /// Changes the contents for the device and interrupts the driver.
+    /// Changes the contents on behalf of the device and interrupts the driver.
     pub(super) fn update(&self, offset: usize, data: &[u8]) {
         if let Some(target) = self.0.bytes.lock().get_mut(offset..offset + data.len()) {
             target.copy_from_slice(data);

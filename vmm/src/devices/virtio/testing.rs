@@ -17,21 +17,20 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{QueueState, Transport, VirtioDevice};
 use crate::{
     devices::MmioDevice as _,
-    memory::{GuestMemory, GuestRam, HostPages, Plan, RamOptions},
+    memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions},
 };
 
-pub const START: u64 = 0x4000_0000;
-pub const SIZE: u64 = 16 << 20;
-/// Distance between queues, which begin at `START`.
-const QUEUE_AREA: u64 = 0x1_0000;
-/// First address of request buffers.
-const BUFFERS: u64 = START + 0x10_0000;
+pub const MEMORY_START: u64 = 0x4000_0000;
+pub const MEMORY_SIZE: u64 = 16 << 20;
+/// Distance between queues, which begin at `MEMORY_START`.
+const QUEUE_STRIDE: u64 = 0x1_0000;
+const BUFFERS_START: u64 = MEMORY_START + 0x10_0000;
 const QUEUE_SIZE: u16 = 16;
 pub const VERSION_1: u64 = 1 << 32;
 pub const EVENT_IDX: u64 = 1 << 29;
 
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
+const DESC_F_NEXT: u16 = 1;
+const DESC_F_WRITE: u16 = 2;
 
 /// Calls `condition` until it holds, or panics after ten seconds.
 pub fn wait_until(expected: &str, mut condition: impl FnMut() -> bool) {
@@ -42,8 +41,8 @@ pub fn wait_until(expected: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Returns the command that runs a test of this program alone, in a child process.
-pub fn child_test(name: &str) -> Command {
+/// Returns the command that runs test `name` of this program in a child process.
+pub fn child_test_command(name: &str) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
     command
@@ -76,47 +75,48 @@ pub struct Driver {
     pub memory: Arc<GuestMemory>,
     /// Queues; `next_avail` is the next free descriptor, `next_used` counts chains received.
     pub queues: Vec<QueueState>,
-    next_buffer: u64,
+    next_buffer_address: u64,
 }
 
 impl Driver {
     /// Returns a driver of a device in its reset state.
     pub fn new(device: Box<dyn VirtioDevice>) -> Self {
         let host = HostPages::of_this_host().unwrap();
-        let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
+        let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
         let options = RamOptions::default();
-        let ram = GuestRam::new(plan, &host, GuestAddress(START), Bytes(SIZE), options).unwrap();
+        let (start, size) = (GuestAddress(MEMORY_START), Bytes(MEMORY_SIZE));
+        let ram = GuestRam::new(plan, &host, start, size, options).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![ram]).unwrap());
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let line = irq.try_clone().unwrap();
         let transport = Transport::new("test", device, Arc::clone(&memory), line).unwrap();
-        Self { transport, irq, memory, queues: Vec::new(), next_buffer: BUFFERS }
+        Self { transport, irq, memory, queues: Vec::new(), next_buffer_address: BUFFERS_START }
     }
 
     /// Returns a driver whose device is active.
     pub fn start(device: Box<dyn VirtioDevice>, features: u64) -> Self {
         let mut driver = Self::new(device);
         driver.activate(features);
-        assert_eq!(driver.get(reg::VIRTIO_MMIO_STATUS), 15);
+        assert_eq!(driver.read_register(reg::VIRTIO_MMIO_STATUS), 15);
         driver
     }
 
     /// Reads a register; a refused access reads as zero.
-    pub fn get(&mut self, register: u32) -> u32 {
+    pub fn read_register(&mut self, register: u32) -> u32 {
         let mut word = [0; 4];
         let _ = self.transport.read(register.into(), &mut word);
         u32::from_le_bytes(word)
     }
 
     /// Writes a register and returns whether the device has accepted it.
-    pub fn set(&mut self, register: u32, value: u32) -> bool {
+    pub fn write_register(&mut self, register: u32, value: u32) -> bool {
         self.transport.write(register.into(), &value.to_le_bytes())
     }
 
     pub fn offered_features(&mut self) -> u64 {
         let halves = [1, 0].map(|select| {
-            self.set(reg::VIRTIO_MMIO_DEVICE_FEATURES_SEL, select);
-            u64::from(self.get(reg::VIRTIO_MMIO_DEVICE_FEATURES))
+            self.write_register(reg::VIRTIO_MMIO_DEVICE_FEATURES_SEL, select);
+            u64::from(self.read_register(reg::VIRTIO_MMIO_DEVICE_FEATURES))
         });
         halves[0] << 32 | halves[1]
     }
@@ -124,20 +124,20 @@ impl Driver {
     /// Takes the device from reset to `FEATURES_OK`.
     pub fn negotiate(&mut self, features: u64) {
         for status in [0, 1, 3] {
-            self.set(reg::VIRTIO_MMIO_STATUS, status);
+            self.write_register(reg::VIRTIO_MMIO_STATUS, status);
         }
         for (select, half) in (0..).zip(halves(features)) {
-            self.set(reg::VIRTIO_MMIO_DRIVER_FEATURES_SEL, select);
-            self.set(reg::VIRTIO_MMIO_DRIVER_FEATURES, half);
+            self.write_register(reg::VIRTIO_MMIO_DRIVER_FEATURES_SEL, select);
+            self.write_register(reg::VIRTIO_MMIO_DRIVER_FEATURES, half);
         }
-        self.set(reg::VIRTIO_MMIO_STATUS, 11);
+        self.write_register(reg::VIRTIO_MMIO_STATUS, 11);
     }
 
     /// Takes the device from reset to `DRIVER_OK` with all its queues, which are empty.
     pub fn activate(&mut self, features: u64) {
         let memory = Arc::clone(&self.memory);
         self.activate_with(features, |index| {
-            let queue = queue_at(START + u64::from(index) * QUEUE_AREA, QUEUE_SIZE);
+            let queue = queue_at(MEMORY_START + u64::from(index) * QUEUE_STRIDE, QUEUE_SIZE);
             for ring in [queue.avail_ring, queue.used_ring] {
                 memory.map().write_obj(0_u32, GuestAddress(ring)).unwrap();
             }
@@ -150,25 +150,25 @@ impl Driver {
         self.negotiate(features | VERSION_1);
         self.queues.clear();
         for index in 0.. {
-            self.set(reg::VIRTIO_MMIO_QUEUE_SEL, index);
-            if self.get(reg::VIRTIO_MMIO_QUEUE_NUM_MAX) == 0 {
+            self.write_register(reg::VIRTIO_MMIO_QUEUE_SEL, index);
+            if self.read_register(reg::VIRTIO_MMIO_QUEUE_NUM_MAX) == 0 {
                 break;
             }
             let queue = queue(index);
-            self.set(reg::VIRTIO_MMIO_QUEUE_NUM, queue.size.into());
+            self.write_register(reg::VIRTIO_MMIO_QUEUE_NUM, queue.size.into());
             for (register, address) in [
                 (reg::VIRTIO_MMIO_QUEUE_DESC_LOW, queue.desc_table),
                 (reg::VIRTIO_MMIO_QUEUE_AVAIL_LOW, queue.avail_ring),
                 (reg::VIRTIO_MMIO_QUEUE_USED_LOW, queue.used_ring),
             ] {
                 let [low, high] = halves(address);
-                self.set(register, low);
-                self.set(register + 4, high);
+                self.write_register(register, low);
+                self.write_register(register + 4, high);
             }
-            self.set(reg::VIRTIO_MMIO_QUEUE_READY, 1);
+            self.write_register(reg::VIRTIO_MMIO_QUEUE_READY, 1);
             self.queues.push(queue);
         }
-        self.set(reg::VIRTIO_MMIO_STATUS, 15);
+        self.write_register(reg::VIRTIO_MMIO_STATUS, 15);
     }
 
     pub fn store(&self, address: u64, value: impl ByteValued) {
@@ -180,26 +180,26 @@ impl Driver {
     }
 
     /// Adds a request to a queue without a notification. Returns the addresses of its buffers.
-    pub fn add(&mut self, index: usize, buffers: &[Buffer]) -> Vec<u64> {
+    pub fn add_request(&mut self, index: usize, buffers: &[Buffer]) -> Vec<u64> {
         let queue = self.queues[index];
         let first = queue.next_avail;
         let end = first + u16::try_from(buffers.len()).unwrap();
         let mut addresses = Vec::new();
         for (slot, buffer) in (first..).zip(buffers) {
-            if self.next_buffer > START + SIZE - 0x20_0000 {
-                self.next_buffer = BUFFERS;
+            if self.next_buffer_address > MEMORY_START + MEMORY_SIZE - 0x20_0000 {
+                self.next_buffer_address = BUFFERS_START;
             }
-            let address = self.next_buffer;
+            let address = self.next_buffer_address;
             let (length, direction) = match buffer {
                 Buffer::Out(bytes) => {
                     let map = self.memory.map();
                     map.write_slice(bytes, GuestAddress(address)).unwrap();
                     (u32::try_from(bytes.len()).unwrap(), 0)
                 }
-                Buffer::In(length) => (*length, WRITE),
+                Buffer::In(length) => (*length, DESC_F_WRITE),
             };
-            self.next_buffer += u64::from(length).next_multiple_of(64) + 64;
-            let more = if slot + 1 == end { 0 } else { NEXT };
+            self.next_buffer_address += u64::from(length).next_multiple_of(64) + 64;
+            let more = if slot + 1 == end { 0 } else { DESC_F_NEXT };
             let descriptor = queue.desc_table + u64::from(slot) * 16;
             self.store(descriptor, address);
             self.store(descriptor + 8, length);
@@ -215,7 +215,7 @@ impl Driver {
     }
 
     pub fn notify(&mut self, index: usize) {
-        self.set(reg::VIRTIO_MMIO_QUEUE_NOTIFY, u32::try_from(index).unwrap());
+        self.write_register(reg::VIRTIO_MMIO_QUEUE_NOTIFY, u32::try_from(index).unwrap());
     }
 
     /// Waits for the next used chain and returns the number of bytes written to it.
@@ -236,17 +236,17 @@ impl Driver {
     /// Adds a request and waits for it. Returns the contents of its device-writable buffers and the
     /// number of bytes that the device reports as written.
     pub fn request(&mut self, index: usize, buffers: &[Buffer]) -> (Vec<Vec<u8>>, u32) {
-        let addresses = self.add(index, buffers);
+        let addresses = self.add_request(index, buffers);
         self.notify(index);
         let written = self.wait_used(index);
         let answers = addresses.iter().zip(buffers).filter_map(|(address, buffer)| match buffer {
             Buffer::Out(_) => None,
-            Buffer::In(length) => Some(self.bytes(*address, *length)),
+            Buffer::In(length) => Some(self.read_bytes(*address, *length)),
         });
         (answers.collect(), written)
     }
 
-    pub fn bytes(&self, address: u64, length: u32) -> Vec<u8> {
+    pub fn read_bytes(&self, address: u64, length: u32) -> Vec<u8> {
         let mut bytes = vec![0; length as usize];
         self.memory.map().read_slice(&mut bytes, GuestAddress(address)).unwrap();
         bytes
@@ -254,7 +254,7 @@ impl Driver {
 
     /// Waits until the device has set `DEVICE_NEEDS_RESET`.
     pub fn wait_needs_reset(&mut self) {
-        wait_until("DEVICE_NEEDS_RESET", || self.get(reg::VIRTIO_MMIO_STATUS) & 64 != 0);
+        wait_until("DEVICE_NEEDS_RESET", || self.read_register(reg::VIRTIO_MMIO_STATUS) & 64 != 0);
     }
 }
 

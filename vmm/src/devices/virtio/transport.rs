@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Virtio over MMIO: the state of a device between its registers and its worker (virtio 1.2,
-//! section 4.2). The registers themselves are in [`registers`].
+//! Virtio over MMIO (virtio 1.2, section 4.2): device status, initialisation and reset. The
+//! registers are in [`registers`].
 //!
-//! Initialization has a fixed order (section 3.1.1), and a register accepts a write only in its
+//! Initialisation has a fixed order (section 3.1.1), and a register accepts a write only in its
 //! step: features between `DRIVER` and `FEATURES_OK`, queues between `FEATURES_OK` and `DRIVER_OK`.
 //! Other writes are refused. `DRIVER_OK` moves the device into its worker thread. Writing 0 to the
 //! status register moves the device back and clears all state.
@@ -66,16 +66,16 @@ struct Registers {
 }
 
 enum DeviceState {
-    /// Owned by the transport.
+    /// Device that the transport owns.
     Inactive(WorkerContext),
-    /// Owned by its worker thread.
+    /// Device that its worker thread owns.
     Active(Worker),
-    /// Lost with a worker thread that panicked.
+    /// Device lost with a worker thread that panicked or could not be started.
     Lost,
 }
 
 impl Transport {
-    /// Creates the registers of `device`, whose requests are in `memory` and which interrupts
+    /// Creates the transport of `device`, whose requests are in `memory` and which interrupts
     /// through `irq`. Its thread name and its warnings contain `name`.
     pub fn new(
         name: &str,
@@ -114,8 +114,8 @@ impl Transport {
         MmioDeviceInfo::new(&self.name, start, Some(irq), &["virtio,mmio"])
     }
 
-    /// Offset of the `QueueNotify` register, to which the driver writes the index of a queue, as a
-    /// 32-bit word, to notify the queue.
+    /// Offset of the `QueueNotify` register. To notify a queue, the driver writes its index to this
+    /// register as a 32-bit word.
     pub const QUEUE_NOTIFY: u64 = reg::VIRTIO_MMIO_QUEUE_NOTIFY as u64;
 
     /// Returns the events that notify the queues, to register as ioeventfds. Without an ioeventfd,
@@ -211,7 +211,7 @@ impl Transport {
             *queue = inactive_queue(queue.max_size);
         }
         for event in &self.queue_events {
-            // Fails if no notification is pending.
+            // The read fails if no notification is pending.
             let _ = event.read();
         }
         self.interrupt.clear();

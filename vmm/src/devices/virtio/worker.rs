@@ -17,18 +17,17 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{DeviceError, Interrupt, Queue, Queues, RateLimitedLog, VirtioDevice};
 use crate::scoped_thread::borrow_event;
 
-/// Device, name and log: moved into the thread and returned by it.
+/// Device with its name and log, which the worker thread owns while it runs.
 pub struct WorkerContext {
     pub name: String,
     pub device: Box<dyn VirtioDevice>,
     pub log: RateLimitedLog,
 }
 
-/// Running worker thread.
 pub struct Worker {
-    /// Wakes a waiting thread.
+    /// Wakes the thread from its poll.
     stop_event: EventFd,
-    /// Stops a thread between two requests.
+    /// Stops the thread between two requests.
     stop_flag: Arc<AtomicBool>,
     thread: JoinHandle<WorkerContext>,
 }
@@ -51,8 +50,7 @@ impl Worker {
         Ok(Self { stop_event, stop_flag, thread })
     }
 
-    /// Waits until the device has finished its current request. Returns `None` if the thread
-    /// panicked.
+    /// Stops the thread after the current request. Returns `None` if the thread panicked.
     pub fn stop(self) -> Option<WorkerContext> {
         self.stop_flag.store(true, Ordering::Relaxed);
         self.stop_event.write(1).ok()?;
@@ -70,7 +68,7 @@ fn run(
         let WorkerContext { name, log, .. } = &mut context;
         log.warn(format_args!("{name} stopped until the guest resets it: {error}"));
         interrupt.set_needs_reset();
-        let _ = wait(&[stop], Vec::new());
+        let _ = wait_readable(&[stop], Vec::new());
     }
     context.device.reset();
     context
@@ -83,13 +81,13 @@ fn serve(
 ) -> Result<(), DeviceError> {
     let notifications = queues.iter().enumerate();
     let notifications: Vec<(usize, Arc<EventFd>)> = notifications
-        .filter_map(|(index, queue)| Some((index, Arc::clone(&queue.as_ref()?.event))))
+        .filter_map(|(index, queue)| Some((index, Arc::clone(&queue.as_ref()?.kick_event))))
         .collect();
     let mut events = vec![stop];
     events.extend(notifications.iter().map(|(_, event)| event.as_ref()));
     loop {
-        let ready = wait(&events, device.backend_fds())
-            .map_err(DeviceError::host("waiting for the guest (poll)"))?;
+        let ready = wait_readable(&events, device.backend_fds())
+            .map_err(DeviceError::host_call("waiting for the guest (poll)"))?;
         let (ready, backend_ready) = ready.split_at(events.len());
         if ready[0] {
             return Ok(());
@@ -106,8 +104,8 @@ fn serve(
     }
 }
 
-/// Waits until a descriptor is readable. Returns whether each is, events before backend.
-fn wait(events: &[&EventFd], backend: Vec<BorrowedFd<'_>>) -> io::Result<Vec<bool>> {
+/// Waits until a descriptor is readable. Returns the state of each: first `events`, then `backend`.
+fn wait_readable(events: &[&EventFd], backend: Vec<BorrowedFd<'_>>) -> io::Result<Vec<bool>> {
     let fds = events.iter().map(|event| borrow_event(event)).chain(backend);
     let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     rustix::io::retry_on_intr(|| poll(&mut fds, None))?;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! seccomp filters: each kind of thread is limited to the system calls that it uses.
+//! seccomp filters, which limit each kind of thread to the system calls that it uses.
 //!
-//! The filter of the main thread is inherited by all threads that it starts and applies to the
-//! whole process; vCPU, console and control socket threads add narrower filters. A call that is not
-//! allowed ends the process with a message that names the call. `io_uring` calls are not allowed:
-//! an io_uring can create sockets and open files past the filter.
+//! Threads inherit the filter of the main thread that starts them; vCPU, console and control socket
+//! threads add narrower filters. A forbidden call ends the process with a message that names the
+//! call. `io_uring` calls are not allowed, because they can create sockets and open files without
+//! passing the filter.
 
 #[cfg(test)]
-mod exercises;
+mod components;
 #[cfg(test)]
 mod tests;
 
@@ -30,11 +30,11 @@ use super::{
 };
 use crate::arch::host;
 
-/// A system call that is allowed, and the code that uses it.
+/// An allowed system call and the code that uses it.
 type AllowedCall = (i64, &'static str);
 
 /// Calls of all threads.
-const ALL_THREADS: &[AllowedCall] = &[
+const ALL_THREAD_CALLS: &[AllowedCall] = &[
     (libc::SYS_brk, "allocator"),
     (libc::SYS_clock_gettime, "Instant::now, where the vDSO has no usable clock"),
     (libc::SYS_clock_nanosleep, "thread::sleep"),
@@ -54,7 +54,7 @@ const ALL_THREADS: &[AllowedCall] = &[
     (libc::SYS_ppoll, "waiting for events"),
     (libc::SYS_read, "eventfds, files, pipes"),
     (libc::SYS_readv, "buffered reads of the C library"),
-    (libc::SYS_restart_syscall, "sleeps that a stop of the process interrupts"),
+    (libc::SYS_restart_syscall, "sleeps that SIGSTOP interrupts"),
     (libc::SYS_rt_sigaction, "kick::KickTarget, handler of SIGSYS"),
     (libc::SYS_rt_sigprocmask, "thread start of the C library, Signals::release"),
     (libc::SYS_rt_sigreturn, "return from signal handlers"),
@@ -62,13 +62,13 @@ const ALL_THREADS: &[AllowedCall] = &[
     (libc::SYS_sched_yield, "locks that spin"),
     (libc::SYS_sigaltstack, "thread start of the standard library"),
     (libc::SYS_tgkill, "kick::Kicker, raise"),
-    (libc::SYS_tkill, "raise of the C library"),
+    (libc::SYS_tkill, "raise() of the C library"),
     (libc::SYS_write, "eventfds, console output, log"),
     (libc::SYS_writev, "log"),
 ];
 
 /// Additional calls of vCPU threads: `KVM_RUN`, and devices that are emulated in the vCPU's thread.
-const VCPU: &[AllowedCall] = &[
+const VCPU_CALLS: &[AllowedCall] = &[
     (libc::SYS_clone, "start of device threads, by C libraries without clone3"),
     (libc::SYS_clone3, "start of device threads"),
     (libc::SYS_eventfd2, "events of device threads"),
@@ -86,16 +86,15 @@ const VCPU: &[AllowedCall] = &[
 ];
 
 /// Additional calls of the control socket's thread.
-const API: &[AllowedCall] = &[
+const API_CALLS: &[AllowedCall] = &[
     (libc::SYS_accept4, "accepting clients"),
     (libc::SYS_recvfrom, "reading requests"),
     (libc::SYS_sendto, "writing responses"),
     (libc::SYS_setsockopt, "timeouts of clients"),
 ];
 
-/// Additional calls of the main thread, and therefore of the process: building and ending VMs,
-/// statistics.
-const MAIN: &[AllowedCall] = &[
+/// Additional calls of the main thread, which builds and ends VMs and reads statistics.
+const MAIN_CALLS: &[AllowedCall] = &[
     (libc::SYS_fstat, "metadata of files, by C libraries without statx"),
     (libc::SYS_ftruncate, "memfd, statistics file"),
     (libc::SYS_getdents64, "hugetlb pools in /sys/kernel/mm"),
@@ -114,13 +113,13 @@ const MAIN: &[AllowedCall] = &[
 /// Calls that every thread may use with certain values of the second argument: `TCSETS` and
 /// `TCSETS2` restore the terminal's settings; debug builds of the standard library check a file
 /// descriptor with `F_GETFD` before they close it.
-const RESTRICTED: &[(i64, &[u64])] =
+const ARGUMENT_RESTRICTED_CALLS: &[(i64, &[u64])] =
     &[(libc::SYS_ioctl, &[0x5402, 0x402c_542b]), (libc::SYS_fcntl, &[libc::F_GETFD as u64])];
 
-/// Role of a thread.
+/// Role of a thread, which selects its filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadRole {
-    /// The main thread, whose filter applies to all threads.
+    /// The main thread, whose filter later threads inherit.
     Main,
     /// A vCPU.
     Vcpu,
@@ -131,32 +130,31 @@ pub enum ThreadRole {
 }
 
 impl ThreadRole {
-    fn allowed(self) -> impl Iterator<Item = &'static AllowedCall> {
+    fn allowed_calls(self) -> impl Iterator<Item = &'static AllowedCall> {
         let lists: &[&[AllowedCall]] = match self {
-            Self::Main => &[ALL_THREADS, VCPU, API, MAIN],
-            Self::Vcpu => &[ALL_THREADS, VCPU],
-            Self::Console => &[ALL_THREADS],
-            Self::Api => &[ALL_THREADS, API],
+            Self::Main => &[ALL_THREAD_CALLS, VCPU_CALLS, API_CALLS, MAIN_CALLS],
+            Self::Vcpu => &[ALL_THREAD_CALLS, VCPU_CALLS],
+            Self::Console => &[ALL_THREAD_CALLS],
+            Self::Api => &[ALL_THREAD_CALLS, API_CALLS],
         };
         lists.iter().copied().flatten()
     }
 
-    /// Returns the numbers of the allowed calls.
-    fn numbers(self) -> Vec<i64> {
+    fn allowed_numbers(self) -> Vec<i64> {
         let legacy: &[i64] = match self {
             Self::Main => host::LEGACY_SYSCALLS,
             _ => &[],
         };
-        let numbers = self.allowed().map(|(number, _)| *number).chain(legacy.iter().copied());
+        let numbers = self.allowed_calls().map(|(number, _)| *number).chain(legacy.iter().copied());
         #[cfg(test)]
         let numbers = numbers.filter(|number| Some(*number) != tests::removed_call());
         numbers.collect()
     }
 
-    fn filter(self) -> Result<BpfProgram, seccompiler::BackendError> {
-        let rules = self.numbers().into_iter().map(|call| (call, Vec::new()));
+    fn compile_filter(self) -> Result<BpfProgram, seccompiler::BackendError> {
+        let rules = self.allowed_numbers().into_iter().map(|call| (call, Vec::new()));
         let mut rules: BTreeMap<_, _> = rules.collect();
-        for (call, values) in RESTRICTED {
+        for (call, values) in ARGUMENT_RESTRICTED_CALLS {
             if let Entry::Vacant(entry) = rules.entry(*call) {
                 let rules = values.iter().map(|value| {
                     let (length, is) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
@@ -181,14 +179,15 @@ impl ThreadRole {
         }
         register_signal_handler(libc::SIGSYS, report_forbidden_call)
             .map_err(failed("the handler of SIGSYS cannot be installed"))?;
-        let filter = self.filter().map_err(failed("a seccomp filter cannot be compiled"))?;
+        let filter =
+            self.compile_filter().map_err(failed("a seccomp filter cannot be compiled"))?;
         apply_filter(&filter)
             .map_err(failed("a seccomp filter cannot be installed; --sandbox off runs without it"))
     }
 }
 
 /// Confines the calling thread, if `confine` is set.
-pub fn confine_if(confine: bool, role: ThreadRole) -> io::Result<()> {
+pub fn confine_optionally(confine: bool, role: ThreadRole) -> io::Result<()> {
     match confine {
         true => role.confine().map_err(io::Error::other),
         false => Ok(()),
@@ -197,8 +196,8 @@ pub fn confine_if(confine: bool, role: ThreadRole) -> io::Result<()> {
 
 /// Returns whether the kernel has seccomp filters.
 fn has_seccomp() -> bool {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(|| {
+    static HAS_SECCOMP: OnceLock<bool> = OnceLock::new();
+    *HAS_SECCOMP.get_or_init(|| {
         let has = Path::new("/proc/sys/kernel/seccomp/actions_avail").exists();
         if !has {
             log::warn!("this host's kernel has no seccomp: the VM runs without filters");
@@ -207,7 +206,7 @@ fn has_seccomp() -> bool {
     })
 }
 
-/// The handler of SIGSYS: writes the number of the call and ends the process.
+/// Handles SIGSYS: writes the number of the forbidden call and ends the process.
 extern "C" fn report_forbidden_call(
     _: libc::c_int,
     info: *mut libc::siginfo_t,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tests of the filters. A child process runs the [components](super::exercises) once with the
-//! filters, and once for each call with filters that lack it, which must end the process.
+//! Tests of the filters. A child process runs the [components](super::components) once with the
+//! filters, and once for each allowed call without this call, which must end the process.
 
 use std::{
     fs::{self, File},
@@ -8,26 +8,26 @@ use std::{
     process::Output,
 };
 
-use super::{exercises::run_components, *};
-use crate::devices::virtio::testing::child_test;
+use super::{components::run_components, *};
+use crate::devices::virtio::testing::child_test_command;
 
 const ROLES: [ThreadRole; 4] =
     [ThreadRole::Main, ThreadRole::Vcpu, ThreadRole::Console, ThreadRole::Api];
 
 #[test]
-fn the_filter_of_each_role_is_within_that_of_the_process() {
-    let process = ThreadRole::Main.numbers();
+fn the_filter_of_each_role_is_a_subset_of_the_main_filter() {
+    let process = ThreadRole::Main.allowed_numbers();
 
     for role in ROLES {
-        assert!(role.filter().is_ok(), "{role:?}");
-        let within = role.numbers().iter().all(|call| process.contains(call));
+        assert!(role.compile_filter().is_ok(), "{role:?}");
+        let within = role.allowed_numbers().iter().all(|call| process.contains(call));
         assert!(within, "{role:?}");
     }
 }
 
 #[test]
 fn programs_and_sockets_and_io_uring_are_not_allowed() {
-    let process = ThreadRole::Main.numbers();
+    let process = ThreadRole::Main.allowed_numbers();
 
     for call in [
         libc::SYS_execve,
@@ -46,21 +46,21 @@ fn programs_and_sockets_and_io_uring_are_not_allowed() {
 }
 
 #[test]
-fn every_allowed_call_names_its_user_once() {
-    let calls: BTreeMap<_, _> = ThreadRole::Main.allowed().copied().collect();
+fn every_allowed_call_is_listed_once_with_its_user() {
+    let calls: BTreeMap<_, _> = ThreadRole::Main.allowed_calls().copied().collect();
 
-    assert_eq!(calls.len(), ThreadRole::Main.allowed().count());
+    assert_eq!(calls.len(), ThreadRole::Main.allowed_calls().count());
     assert!(calls.values().all(|user| !user.is_empty()));
 }
 
-/// Name of the variable that makes the test the child process; its value is a folder.
-const FOLDER: &str = "GRANULE_TEST_SECCOMP";
-/// Name of the variable with the number of the call that the filters of the child process lack.
-const WITHOUT: &str = "GRANULE_TEST_WITHOUT";
+/// Environment variable of the child process: folder for its files.
+const FOLDER_VARIABLE: &str = "GRANULE_TEST_SECCOMP";
+/// Environment variable of the child process: number of the call that its filters lack.
+const REMOVED_CALL_VARIABLE: &str = "GRANULE_TEST_WITHOUT";
 
 /// Returns the call that the filters of this process lack.
 pub(super) fn removed_call() -> Option<i64> {
-    std::env::var(WITHOUT).ok()?.parse().ok()
+    std::env::var(REMOVED_CALL_VARIABLE).ok()?.parse().ok()
 }
 
 /// Runs the components in a child process, with filters that lack the call `without`, if any.
@@ -68,19 +68,20 @@ fn run_child(without: Option<i64>) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");
     fs::write(&keys, "key\n").unwrap();
-    let mut child =
-        child_test("vm::seccomp::tests::every_allowed_call_is_needed_and_others_end_the_process");
+    let mut child = child_test_command(
+        "vm::seccomp::tests::every_allowed_call_is_needed_and_others_end_the_process",
+    );
     if let Some(call) = without {
-        child.env(WITHOUT, call.to_string());
+        child.env(REMOVED_CALL_VARIABLE, call.to_string());
     }
-    // One arena, so that allocations use brk.
-    child.env(FOLDER, folder.path()).env("MALLOC_ARENA_MAX", "1");
+    // With one arena, the allocator uses brk.
+    child.env(FOLDER_VARIABLE, folder.path()).env("MALLOC_ARENA_MAX", "1");
     child.stdin(File::open(keys).unwrap()).output().unwrap()
 }
 
 #[test]
 fn every_allowed_call_is_needed_and_others_end_the_process() {
-    if let Some(folder) = std::env::var_os(FOLDER) {
+    if let Some(folder) = std::env::var_os(FOLDER_VARIABLE) {
         run_components(Path::new(&folder));
         // The test harness would end the process in a thread without filters.
         std::process::exit(0);
@@ -91,7 +92,7 @@ fn every_allowed_call_is_needed_and_others_end_the_process() {
     let all = run_child(None);
     assert!(all.status.success(), "{}", String::from_utf8_lossy(&all.stderr));
 
-    for (number, user) in ThreadRole::Main.allowed() {
+    for (number, user) in ThreadRole::Main.allowed_calls() {
         let output = run_child(Some(*number));
         let message = String::from_utf8_lossy(&output.stderr);
         let named = output.status.code() == Some(1)

@@ -1,64 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The arm64 guest: doorbells, entries of stage-1 tables (Arm manual, D8.2 and D8.3: VMSAv8-64, one
-//! privilege level in use), values of system registers that enable the MMU and caches before the
-//! first instruction (D19.2), and descriptions of exceptions (`ESR_EL1`, D19.2.37).
+//! The arm64 guest: doorbells, stage-1 entries (Arm manual, D8.2 and D8.3), values of the system
+//! registers that enable MMU and caches (D19.2), and descriptions of exceptions (`ESR_EL1`,
+//! D19.2.37).
 
 use crate::guest::{
     mailbox::{GuestException, Mailbox},
-    tables::Abi,
+    tables::GuestArch,
 };
 use granule_types::{guest_mode::GuestMode, units::GuestAddress};
 
-/// Address of the doorbells, without a memslot, so that every store exits to the host.
-pub const DOORBELL: GuestAddress = GuestAddress(0x8000);
+/// Address of the first doorbell. It is in no memslot, so every store exits to user space.
+pub const FIRST_DOORBELL: GuestAddress = GuestAddress(0x8000);
 
 const VALID: u64 = 1 << 0;
-/// Descriptor type: a table at levels 0 to 2 and a page at level 3; if clear, a block.
+/// Descriptor type: table at levels 0 to 2, page at level 3; a block if clear.
 const TABLE_OR_PAGE: u64 = 1 << 1;
 /// Attribute 1 of [`MAIR`]: write-back cacheable.
 const WRITE_BACK: u64 = 1 << 2;
 const INNER_SHAREABLE: u64 = 3 << 8;
-/// The access flag, set so that no access takes an access flag fault.
+/// Access flag, set so that no access takes an access flag fault.
 const ACCESSED: u64 = 1 << 10;
 const PRIVILEGED_EXECUTE_NEVER: u64 = 1 << 53;
 
-pub const fn abi(mode: GuestMode) -> Abi {
-    Abi {
+pub const fn guest_arch(mode: GuestMode) -> GuestArch {
+    GuestArch {
         mode,
-        doorbells: Some(DOORBELL),
+        first_doorbell: Some(FIRST_DOORBELL),
         address_bits: mode.va_bits,
         // Without FEAT_LPA2, blocks start at level 1 with 4K granules and at level 2 with others.
         first_block_level: if mode.page_shift == 12 { 1 } else { 2 },
-        table: TABLE_OR_PAGE | VALID,
-        block: ACCESSED | VALID,
-        page: ACCESSED | TABLE_OR_PAGE | VALID,
-        normal: WRITE_BACK | INNER_SHAREABLE,
-        device: PRIVILEGED_EXECUTE_NEVER,
+        table_attributes: TABLE_OR_PAGE | VALID,
+        block_attributes: ACCESSED | VALID,
+        page_attributes: ACCESSED | TABLE_OR_PAGE | VALID,
+        normal_memory: WRITE_BACK | INNER_SHAREABLE,
+        device_memory: PRIVILEGED_EXECUTE_NEVER,
     }
 }
 
-pub fn explain(mailbox: &Mailbox) -> GuestException {
+pub fn explain_exception(mailbox: &Mailbox) -> GuestException {
     GuestException {
-        // Aborts and misaligned program counters store an address in FAR_EL1.
-        has_address: matches!(class(mailbox.syndrome), 0x20 | 0x21 | 0x22 | 0x24 | 0x25),
-        detail: describe(mailbox.vector, mailbox.syndrome),
+        // Aborts and PC alignment faults set FAR_EL1.
+        has_address: matches!(exception_class(mailbox.syndrome), 0x20 | 0x21 | 0x22 | 0x24 | 0x25),
+        detail: describe_exception(mailbox.vector, mailbox.syndrome),
     }
 }
 
-/// Returns the exception class, bits 31:26.
-const fn class(syndrome: u64) -> u64 {
+/// Returns the exception class, bits 31:26 of the syndrome.
+const fn exception_class(syndrome: u64) -> u64 {
     (syndrome >> 26) & 0x3f
 }
 
 /// Describes an exception by its vector (0 to 15, in the order of the vector table) and syndrome.
-fn describe(vector: u64, syndrome: u64) -> String {
+fn describe_exception(vector: u64, syndrome: u64) -> String {
     let kind = match vector % 4 {
         0 => "synchronous exception",
         1 => return "unexpected interrupt (IRQ)".to_owned(),
         2 => return "unexpected interrupt (FIQ)".to_owned(),
         _ => return "SError: an asynchronous memory error".to_owned(),
     };
-    let what = match class(syndrome) {
+    let what = match exception_class(syndrome) {
         0x00 => "an unknown or trapped instruction",
         0x07 => "a trapped floating-point instruction",
         0x0d => "a branch to an invalid target (BTI)",
@@ -66,22 +66,27 @@ fn describe(vector: u64, syndrome: u64) -> String {
         0x15 => "a supervisor call",
         0x16 => "a hypervisor call",
         0x18 => "a trapped system register or instruction",
-        0x20 | 0x21 => return format!("{kind}: instruction abort, {}", fault(syndrome)),
+        0x20 | 0x21 => {
+            return format!("{kind}: instruction abort, {}", describe_fault_status(syndrome));
+        }
         0x22 => "a misaligned program counter",
         0x24 | 0x25 => {
             let access = if syndrome & (1 << 6) != 0 { "write" } else { "read" };
-            return format!("{kind}: data abort by a {access}, {}", fault(syndrome));
+            return format!(
+                "{kind}: data abort by a {access}, {}",
+                describe_fault_status(syndrome)
+            );
         }
         0x26 => "a misaligned stack pointer",
         0x2f => "an SError",
         0x3c => "a breakpoint instruction",
-        _ => return format!("{kind} of class {:#x}", class(syndrome)),
+        _ => return format!("{kind} of class {:#x}", exception_class(syndrome)),
     };
     format!("{kind}: {what}")
 }
 
-/// Describes the fault status of an abort: bits 5:0, with the level in the lowest two.
-fn fault(syndrome: u64) -> String {
+/// Describes the fault status of an abort: bits 5:0, of which bits 1:0 are the level.
+fn describe_fault_status(syndrome: u64) -> String {
     let level = syndrome & 3;
     match syndrome & 0x3f {
         0x00..=0x03 => format!("address size fault at level {level}"),
@@ -96,11 +101,11 @@ fn fault(syndrome: u64) -> String {
     }
 }
 
-/// Value of `MAIR_EL1`: attribute 0 is Device-nGnRnE, attribute 1 write-back cacheable.
+/// Value of `MAIR_EL1`: attribute 0 is Device-nGnRnE, attribute 1 is write-back cacheable.
 pub const MAIR: u64 = 0xff << 8;
 
-/// Returns the requested guest mode, or by default the widest of 48, 40 and 36 bits, if this test
-/// and a host with guest-physical addresses of `limit` bits support it.
+/// Returns the requested guest mode, or by default the widest of 48, 40 and 36 bits, if the test
+/// and KVM support it. KVM supports IPAs of up to `limit` bits.
 pub fn choose_mode(requested: Option<GuestMode>, limit: u8) -> Result<GuestMode, String> {
     let Some(mode) = requested else {
         let defaults = [GuestMode::P48V48_4K, GuestMode::P40V48_4K, GuestMode::P36V48_4K];
@@ -130,16 +135,16 @@ pub fn choose_mode(requested: Option<GuestMode>, limit: u8) -> Result<GuestMode,
     Ok(mode)
 }
 
-/// Checks that the CPU supports the mode's granule: fields TGran4 (31:28), TGran64 (27:24) and
-/// TGran16 (23:20) of `ID_AA64MMFR0_EL1`.
+/// Checks that the CPU supports the mode's granule (TGran4, TGran64 and TGran16 of
+/// `ID_AA64MMFR0_EL1`).
 pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), String> {
     let field = |shift: u32| (mmfr0 >> shift) & 0xf;
-    let has = match mode.page_shift {
+    let is_supported = match mode.page_shift {
         12 => field(28) < 8,
         14 => field(20) != 0,
         _ => field(24) < 8,
     };
-    if has {
+    if is_supported {
         return Ok(());
     }
     Err(format!(
@@ -150,13 +155,13 @@ pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), String> {
     ))
 }
 
-/// Returns `SCTLR_EL1` with MMU (M), data caches (C) and instruction cache (I) enabled, from its
-/// value at reset.
+/// Returns the reset value of `SCTLR_EL1` with MMU (M), data caches (C) and instruction cache (I)
+/// enabled.
 pub const fn sctlr(reset: u64) -> u64 {
     reset | 1 << 0 | 1 << 2 | 1 << 12
 }
 
-/// Returns `TCR_EL1` for a mode: low addresses only (EPD1), table walks write-back cacheable and
+/// Returns `TCR_EL1` for a mode: no walks of TTBR1 (EPD1), walks of TTBR0 write-back cacheable and
 /// inner shareable.
 pub const fn tcr(mode: GuestMode) -> u64 {
     let size = 64 - mode.va_bits as u64;
@@ -192,7 +197,7 @@ mod tests {
             (7, 0, false, "SError"),
             (4, 0x0200_0000, false, "an unknown or trapped instruction"),
         ] {
-            let crash = explain(&Mailbox { vector, syndrome, ..Mailbox::default() });
+            let crash = explain_exception(&Mailbox { vector, syndrome, ..Mailbox::default() });
 
             assert_eq!(crash.has_address, has_address, "{syndrome:#x}");
             assert!(crash.detail.contains(text), "{}", crash.detail);

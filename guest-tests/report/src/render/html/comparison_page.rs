@@ -3,12 +3,15 @@
 
 use super::{
     super::{
-        columns::{COLUMNS, Cell, TableRow, rows},
-        words,
+        columns::{COLUMNS, Cell, TableRow, table_rows},
+        sentences,
     },
     charts,
-    page::{Figures, KEY, Report, Section, classed_table, escaped, page, provenance, rendered},
-    times,
+    page::{
+        ConfigurationTables, ReportBody, SIDE_KEY, Section, escape_html, page, provenance,
+        render_template, table_with_class,
+    },
+    time_charts,
 };
 use crate::{
     comparison::{Comparison, Configuration, SweepParameter},
@@ -21,54 +24,54 @@ pub fn html(comparison: &Comparison) -> String {
     let class = [Verdict::Regression, Verdict::Inconclusive]
         .into_iter()
         .find(|verdict| comparison.count(*verdict) > 0);
-    let means = comparison.geomeans.iter().map(words::geometric_mean);
-    let head = words::head(comparison).into_iter();
+    let means = comparison.geomeans.iter().map(sentences::geometric_mean);
+    let head = sentences::head(comparison).into_iter();
     let head = head.filter(|(name, _)| *name == "time" || *name == "guest");
     let head = head.map(|(name, words)| format!("{name}: {words}"));
-    let report = Report {
+    let report = ReportBody {
         class: class.map_or("", Verdict::name),
-        verdict: words::verdict(comparison),
+        verdict: sentences::verdict(comparison),
         overview: overview(comparison),
-        notes: means.chain(words::notes(comparison)).chain(head).collect(),
+        notes: means.chain(sentences::notes(comparison)).chain(head).collect(),
         sections: sections(comparison),
-        judged: true,
+        has_verdicts: true,
         configurations: comparison
             .configurations
             .iter()
-            .map(|configuration| figures(comparison, configuration))
+            .map(|configuration| tables(comparison, configuration))
             .collect(),
         provenance: provenance(&[("before", before), ("after", after)]),
         command: comparison.command.as_deref(),
     };
-    page(&format!("{} against {}", after.label, before.label), &rendered(&report))
+    page(&format!("{} against {}", after.label, before.label), &render_template(&report))
 }
 
 /// Returns the table of all time ratios, with a row for each configuration.
 fn overview(comparison: &Comparison) -> String {
     let phases = comparison.phases();
-    let title = format!("{} after ÷ before", words::time_name(comparison));
+    let title = format!("{} after ÷ before", sentences::time_name(comparison));
     let names = phases.iter().map(|phase| phase.name());
     let head: Vec<&str> = [title.as_str()].into_iter().chain(names).collect();
     let row = |configuration: &Configuration| {
         let cells = phases.iter().map(|phase| {
-            let (ratio, verdict) = words::time_ratio(comparison, configuration, phase);
+            let (ratio, verdict) = sentences::time_ratio(comparison, configuration, phase);
             let tag = tag(verdict, &format!("{ratio}{}", verdict.map_or("", Verdict::mark)));
             if ratio.is_empty() { ratio } else { tag }
         });
-        let name = escaped(&words::short_title(comparison, configuration));
+        let name = escape_html(&sentences::short_title(comparison, configuration));
         ("", [name].into_iter().chain(cells).collect())
     };
     let rows: Vec<_> = comparison.configurations.iter().map(row).collect();
-    classed_table(&head, &rows)
+    table_with_class(&head, &rows)
 }
 
 fn sections(comparison: &Comparison) -> Vec<Section> {
     let phases = comparison.phases();
     let mut times: Vec<Vec<String>> = Vec::new();
     for phase in &phases {
-        let mut charts = vec![times::by_configuration(comparison, phase)];
+        let mut charts = vec![time_charts::chart_by_configuration(comparison, phase)];
         for parameter in SweepParameter::ALL {
-            charts.extend(times::by_parameter(comparison, phase, parameter));
+            charts.extend(time_charts::charts_by_parameter(comparison, phase, parameter));
         }
         times.push(charts);
     }
@@ -77,31 +80,31 @@ fn sections(comparison: &Comparison) -> Vec<Section> {
         times = vec![times.concat()];
     }
     let configurations = comparison.configurations.iter();
-    let counted = configurations.filter_map(|one| charts::breakdown(comparison, one));
-    let vcpus = phases.iter().filter_map(|phase| charts::vcpu_times(comparison, phase));
-    let time = words::time_name(comparison);
-    let [by_phase, by_vcpu] = ["phase", "vCPU"].map(|of| format!("{} of each {of}", capital(time)));
+    let counted = configurations.filter_map(|one| charts::count_chart(comparison, one));
+    let vcpus = phases.iter().filter_map(|phase| charts::vcpu_time_chart(comparison, phase));
+    let time = capitalize(sentences::time_name(comparison));
+    let [by_phase, by_vcpu] = ["phase", "vCPU"].map(|of| format!("{time} of each {of}"));
     let sections = [
-        Section::of(&by_phase, KEY, &times),
-        Section::of("Counts", &charts::key(comparison), &[counted.collect()]),
-        Section::of(&by_vcpu, KEY, &[vcpus.collect()]),
+        Section::new(&by_phase, SIDE_KEY, &times),
+        Section::new("Counts", &charts::phase_key(comparison), &[counted.collect()]),
+        Section::new(&by_vcpu, SIDE_KEY, &[vcpus.collect()]),
     ];
     sections.into_iter().flatten().collect()
 }
 
-fn capital(text: &str) -> String {
+fn capitalize(text: &str) -> String {
     let (first, rest) = text.split_at(1);
     first.to_uppercase() + rest
 }
 
 /// Returns the tables of one configuration. The counts of a phase are collapsed unless judged.
-fn figures(comparison: &Comparison, configuration: &Configuration) -> Figures {
-    let all = configuration.phases.iter().flat_map(|change| rows(comparison, change));
+fn tables(comparison: &Comparison, configuration: &Configuration) -> ConfigurationTables {
+    let all = configuration.phases.iter().flat_map(|change| table_rows(comparison, change));
     let (main, counts): (Vec<TableRow>, Vec<TableRow>) =
         all.clone().partition(|row| row.is_time() || row.is_judged);
     let has_counts = !counts.is_empty() || main.iter().any(|row| !row.is_time());
-    Figures {
-        title: words::title(comparison, configuration),
+    ConfigurationTables {
+        title: sentences::title(comparison, configuration),
         figures: table(&main),
         counts: has_counts.then(|| table(&all.collect::<Vec<_>>())),
     }
@@ -111,19 +114,19 @@ fn table(rows: &[TableRow]) -> String {
     let headings = COLUMNS.iter().map(|column| column.heading);
     let head: Vec<&str> = ["phase"].into_iter().chain(headings).collect();
     let row = |row: &TableRow| {
-        let cells = COLUMNS.iter().map(|column| cell((column.cell)(row)));
+        let cells = COLUMNS.iter().map(|column| cell_html((column.cell)(row)));
         let class = if row.is_time() { "time" } else { "count" };
-        (class, [escaped(row.name())].into_iter().chain(cells).collect())
+        (class, [escape_html(row.name())].into_iter().chain(cells).collect())
     };
-    classed_table(&head, &rows.iter().map(row).collect::<Vec<_>>())
+    table_with_class(&head, &rows.iter().map(row).collect::<Vec<_>>())
 }
 
-pub fn cell(cell: Cell) -> String {
-    let small = |text: &str| format!("<small>{}</small>", escaped(text));
+pub fn cell_html(cell: Cell) -> String {
+    let small = |text: &str| format!("<small>{}</small>", escape_html(text));
     match cell {
-        Cell::Text(text) => escaped(&text),
-        Cell::Spread(median, None) => escaped(&median),
-        Cell::Spread(median, Some(range)) => format!("{} {}", escaped(&median), small(&range)),
+        Cell::Text(text) => escape_html(&text),
+        Cell::Spread(median, None) => escape_html(&median),
+        Cell::Spread(median, Some(range)) => format!("{} {}", escape_html(&median), small(&range)),
         Cell::Verdict(verdict, remark) => {
             let words =
                 verdict.map(|verdict| tag(Some(verdict), &verdict.name().replace('-', " ")));
@@ -135,7 +138,7 @@ pub fn cell(cell: Cell) -> String {
 
 fn tag(verdict: Option<Verdict>, text: &str) -> String {
     let class = verdict.map_or("", Verdict::name);
-    format!("<span class=\"tag {class}\">{}</span>", escaped(text))
+    format!("<span class=\"tag {class}\">{}</span>", escape_html(text))
 }
 
 #[cfg(test)]
@@ -144,27 +147,27 @@ mod tests {
     use crate::{
         ComparisonOptions,
         render::{
-            browser::{check_page, probed},
-            single,
+            browser::{check_page, probe_findings},
+            single_kernel,
         },
         sample::samples,
-        tests::{compare_by, on_hardware, patched, record, runs},
+        tests::{compare_with, record, runs, with_series, without_emulator},
     };
     use granule_types::{phase::Phase, record::Record, units::Nanoseconds};
 
     /// Returns a comparison on hardware in which one phase improves and one regresses.
     fn comparison(metric: Option<&str>) -> Comparison {
         let about = |us: u64| (0..10).map(|run| us + run).collect::<Vec<u64>>();
-        let side = |create, update| on_hardware(runs(&about(create), &about(update)));
+        let side = |create, update| without_emulator(runs(&about(create), &about(update)));
         let options =
             ComparisonOptions { metric: metric.map(str::to_owned), ..ComparisonOptions::default() };
-        compare_by(&side(2000, 1000), &patched(side(1000, 2000)), &options).unwrap()
+        compare_with(&side(2000, 1000), &with_series(side(1000, 2000)), &options).unwrap()
     }
 
     #[test]
     fn tables_have_a_cell_for_each_heading_and_tags_for_verdicts() {
         let comparison = comparison(None);
-        let figures = figures(&comparison, &comparison.configurations[0]);
+        let figures = tables(&comparison, &comparison.configurations[0]);
 
         let rows: Vec<&str> = figures.figures.split("<tr").skip(2).collect();
         let [create, update] = rows.as_slice() else {
@@ -191,9 +194,9 @@ mod tests {
     }
 
     #[test]
-    fn a_judged_count_is_below_its_time() {
+    fn verdicts_are_in_the_rows_of_the_judged_count() {
         let comparison = comparison(Some("DC CIVAC"));
-        let table = figures(&comparison, &comparison.configurations[0]).figures;
+        let table = tables(&comparison, &comparison.configurations[0]).figures;
 
         let judged: Vec<&str> = table.split("<tr").filter(|row| row.contains("tag ")).collect();
         let [fewer, more] = judged.as_slice() else {
@@ -226,7 +229,7 @@ mod tests {
                     }
                     one.phase = phase;
                     one.ns = Nanoseconds(ns * scale);
-                    if phase.is_guest_work() {
+                    if phase.runs_vcpus() {
                         let of = |vcpu| Nanoseconds(ns * (100 - u64::from(vcpu) % 31) / 100);
                         one.vcpu_ns = (0..vcpus).map(of).collect();
                     }
@@ -236,7 +239,7 @@ mod tests {
                 }
             }
         }
-        on_hardware(records)
+        without_emulator(records)
     }
 
     fn matrix_page() -> String {
@@ -248,7 +251,7 @@ mod tests {
             command: Some("granule compare \"<before>\" after".to_owned()),
             ..ComparisonOptions::default()
         };
-        html(&compare_by(&matrix(10), &patched(matrix(7)), &options).unwrap())
+        html(&compare_with(&matrix(10), &with_series(matrix(7)), &options).unwrap())
     }
 
     #[test]
@@ -278,8 +281,8 @@ mod tests {
     #[test]
     fn charts_and_tables_show_the_same_range() {
         let page = |runs_a_side: &[u64]| {
-            let [before, after] = [runs(runs_a_side, &[]), patched(runs(runs_a_side, &[]))];
-            html(&compare_by(&before, &after, &ComparisonOptions::default()).unwrap())
+            let [before, after] = [runs(runs_a_side, &[]), with_series(runs(runs_a_side, &[]))];
+            html(&compare_with(&before, &after, &ComparisonOptions::default()).unwrap())
         };
         let (one, few, enough) = (page(&[10]), page(&[10, 20, 60]), page(&[10, 20, 60, 70]));
 
@@ -301,13 +304,16 @@ mod tests {
     fn in_chromium_charts_are_complete_and_do_not_overlap() {
         let folder = tempfile::tempdir().unwrap();
         let spoilt = matrix_page().replace("y=\"12.0\"", "y=\"25.0\"");
-        assert!(probed(folder.path(), &spoilt, 0).contains("lies upon"), "the probe finds nothing");
+        assert!(
+            probe_findings(folder.path(), &spoilt, 0).contains("lies upon"),
+            "the probe finds nothing"
+        );
         check_page(&matrix_page(), 30);
     }
 
     #[test]
     #[ignore = "needs Chromium; scripts/test runs it where it is installed"]
     fn in_chromium_a_page_of_one_kernel_is_legible() {
-        check_page(&single(&samples(&matrix(7)), "a series", Some("granule lab")), 8);
+        check_page(&single_kernel(&samples(&matrix(7)), "a series", Some("granule lab")), 8);
     }
 }

@@ -14,16 +14,16 @@ mod comparison_page;
 pub mod page;
 mod single_page;
 mod svg;
-mod times;
+mod time_charts;
 
 pub use self::{
-    charts::{Lane, bars},
+    charts::{BarGroup, bar_chart},
     comparison_page::html,
-    single_page::single,
+    single_page::single_kernel,
 };
 
-/// Renders a page in headless Chromium and checks its charts, for tests of this crate and, with the
-/// feature `browser-test`, of crates that use it for their pages.
+/// Checks of pages in headless Chromium, for tests of this crate and, with the feature
+/// `browser-test`, of other crates.
 #[cfg(any(test, feature = "browser-test"))]
 #[allow(clippy::unwrap_used, reason = "only tests call this")]
 pub mod browser {
@@ -33,7 +33,7 @@ pub mod browser {
     ///
     /// # Panics
     /// Panics if Chromium does not start.
-    pub fn probed(folder: &Path, page: &str, scheme: u8) -> String {
+    pub fn probe_findings(folder: &Path, page: &str, scheme: u8) -> String {
         let text = serde_json::to_string(page).unwrap().replace("</", "<\\/");
         let probe = include_str!("../../../templates/probe.html")
             .replace("const page = PAGE;", &format!("const page = {text};"));
@@ -61,7 +61,7 @@ pub mod browser {
     pub fn check_page(page: &str, charts: u32) {
         let folder = tempfile::tempdir().unwrap();
         for (scheme, name) in [(0, "dark=true"), (1, "dark=false")] {
-            let found = probed(folder.path(), page, scheme);
+            let found = probe_findings(folder.path(), page, scheme);
             println!("{found}");
             assert!(found.contains(name), "{found}");
             assert!(found.ends_with("no defect"), "{found}");

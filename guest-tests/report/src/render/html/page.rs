@@ -10,18 +10,18 @@ use askama::{
 use crate::provenance::{Side, series_line};
 
 const STYLE: &str = include_str!("../../../templates/style.css");
-pub(super) const KEY: &str = "<ul class=\"key\"><li><i class=\"before\"></i>before</li>\
+pub(super) const SIDE_KEY: &str = "<ul class=\"key\"><li><i class=\"before\"></i>before</li>\
     <li><i class=\"after\"></i>after</li></ul>\n";
 
 /// Escapes the special characters of HTML and SVG.
-pub fn escaped(text: &str) -> String {
+pub fn escape_html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     // Writing into a String cannot fail.
     let _ = Html.write_escaped_str(&mut out, text);
     out
 }
 
-pub(super) fn rendered(template: &impl Template) -> String {
+pub(super) fn render_template(template: &impl Template) -> String {
     // Writing into a String cannot fail, and no template formats a value that can.
     template.render().unwrap_or_default()
 }
@@ -34,30 +34,30 @@ pub fn page(title: &str, body: &str) -> String {
         title: &'a str,
         body: &'a str,
     }
-    rendered(&PageTemplate { title, body })
+    render_template(&PageTemplate { title, body })
 }
 
 /// Returns the paragraph of a verdict. `class` is `regression`, `improvement`, `inconclusive`, or
 /// empty.
 pub fn verdict(class: &str, words: &str) -> String {
-    format!("<p class=\"verdict {class}\">{}</p>\n", escaped(words))
+    format!("<p class=\"verdict {class}\">{}</p>\n", escape_html(words))
 }
 
 /// Returns a table; its cells are HTML.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let rows: Vec<_> = rows.iter().map(|cells| ("", cells.clone())).collect();
-    classed_table(head, &rows)
+    table_with_class(head, &rows)
 }
 
 /// Returns a table; each row has a class and cells in HTML.
-pub(super) fn classed_table(head: &[&str], rows: &[(&str, Vec<String>)]) -> String {
+pub(super) fn table_with_class(head: &[&str], rows: &[(&str, Vec<String>)]) -> String {
     #[derive(Template)]
     #[template(path = "parts.html", block = "table")]
     struct TableTemplate<'a> {
         head: &'a [&'a str],
         rows: &'a [(&'a str, Vec<String>)],
     }
-    rendered(&TableTemplate { head, rows })
+    render_template(&TableTemplate { head, rows })
 }
 
 /// Returns a table of properties with a column for each subject. Equal values of all subjects share
@@ -82,27 +82,27 @@ pub fn properties(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> Str
         (*name, span, cells)
     });
     let rows = rows.collect();
-    rendered(&Properties { columns, rows })
+    render_template(&Properties { columns, rows })
 }
 
 /// Returns text that is collapsed below a summary.
 pub fn details(summary: &str, text: &str) -> String {
     format!(
         "<details><summary>{}</summary>\n<pre>{}</pre></details>\n",
-        escaped(summary),
-        escaped(text)
+        escape_html(summary),
+        escape_html(text)
     )
 }
 
 /// Returns the section with the command that generated the page.
 pub fn command_section(command: &str) -> String {
-    format!("<p>Command:</p>\n<pre>{}</pre>\n", escaped(command))
+    format!("<p>Command:</p>\n<pre>{}</pre>\n", escape_html(command))
 }
 
 /// Body of a report page, for comparisons and single kernels.
 #[derive(Debug, Template)]
 #[template(path = "parts.html", block = "report")]
-pub(super) struct Report<'a> {
+pub(super) struct ReportBody<'a> {
     /// CSS class: the name of the verdict, or empty.
     pub class: &'a str,
     pub verdict: Vec<String>,
@@ -110,9 +110,9 @@ pub(super) struct Report<'a> {
     pub overview: String,
     pub notes: Vec<String>,
     pub sections: Vec<Section>,
-    /// True if the tables contain tests and verdicts.
-    pub judged: bool,
-    pub configurations: Vec<Figures>,
+    /// Indicates that the tables contain tests and verdicts.
+    pub has_verdicts: bool,
+    pub configurations: Vec<ConfigurationTables>,
     pub provenance: String,
     pub command: Option<&'a str>,
 }
@@ -128,14 +128,14 @@ pub(super) struct Section {
 
 /// Tables of one configuration, as HTML.
 #[derive(Debug)]
-pub(super) struct Figures {
+pub(super) struct ConfigurationTables {
     pub title: String,
     pub figures: String,
     pub counts: Option<String>,
 }
 
 impl Section {
-    pub fn of(heading: &str, key: &str, groups: &[Vec<String>]) -> Option<Self> {
+    pub fn new(heading: &str, key: &str, groups: &[Vec<String>]) -> Option<Self> {
         let has_charts = groups.iter().any(|charts| !charts.is_empty());
         has_charts.then(|| Self {
             heading: heading.to_owned(),
@@ -144,7 +144,7 @@ impl Section {
         })
     }
 
-    /// Several groups have charts of different height, which need columns instead of a grid.
+    /// Returns the CSS class. Charts of several groups differ in height and do not fit a grid.
     fn class(&self) -> &'static str {
         if self.groups.len() > 1 { "charts uneven" } else { "charts" }
     }

@@ -1,58 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! HTML page of a single kernel's figures: medians, spread, counts, provenance.
 
-use std::collections::BTreeMap;
-
 use super::{
-    super::{columns::Cell, number::Unit, words},
-    charts::{Lane, bars},
-    comparison_page::cell,
-    page::{self, Figures, Report, Section, escaped, provenance, rendered},
+    super::{columns::Cell, number::Unit, sentences},
+    charts::{BarGroup, bar_chart},
+    comparison_page::cell_html,
+    page::{
+        self, ConfigurationTables, ReportBody, Section, escape_html, provenance, render_template,
+    },
 };
 use crate::{
-    comparison::{self, Group},
+    comparison::{self, Group, SelectCounts},
     provenance::Side,
     sample::{AnyPhase, Sample},
     stats::Spread,
 };
-use granule_types::units::counted;
+use granule_types::units::pluralize;
 
-/// Selects the counts of one kind from a sample; each count name belongs to one kind.
-type SelectCounts = fn(&Sample) -> &BTreeMap<String, u64>;
-const KINDS: [SelectCounts; 3] =
+/// Selectors of the kinds of counts; each count name belongs to one kind.
+const COUNT_KINDS: [SelectCounts; 3] =
     [|sample| &sample.events, |sample| &sample.gauges, |sample| &sample.counters];
 
-/// Column beside each time: its heading, and a predicate of the counters that it sums.
-type Sum = (&'static str, fn(&str) -> bool);
-const SUMS: [Sum; 4] = [
+/// Column of a sum of counters: its heading, and a predicate that selects the counters.
+type CounterSum = (&'static str, fn(&str) -> bool);
+const COUNTER_SUMS: [CounterSum; 4] = [
     ("guest aborts", |name| name == "guest_aborts"),
     ("DC lines", |name| name.starts_with("DC C")),
     ("IC", |name| name.starts_with("IC ")),
     ("TLBI", |name| name.starts_with("TLBI ")),
 ];
 
-/// Renders the page of one kernel's samples. `command` is the command line that generates it again.
-pub fn single(samples: &[Sample], label: &str, command: Option<&str>) -> String {
-    let side = Side::of(label.to_owned(), samples);
+/// Renders the page of one kernel's samples, which `command` repeats.
+pub fn single_kernel(samples: &[Sample], label: &str, command: Option<&str>) -> String {
+    let side = Side::new(label.to_owned(), samples);
     let groups = comparison::groups(samples, true);
-    let time = side.is_emulated().then_some(words::WORK);
+    let time = side.is_emulated().then_some(sentences::WORK_NOTE);
     let heading = if time.is_some() { "Virtual time of each phase" } else { "Time of each phase" };
-    let charts = groups.iter().filter_map(chart).collect();
-    let report = Report {
+    let charts = groups.iter().filter_map(phase_time_chart).collect();
+    let report = ReportBody {
         class: "inconclusive",
         verdict: vec!["One kernel: no comparison and no verdict.".to_owned()],
         overview: String::new(),
         notes: time.iter().map(|time| format!("time: {time}")).collect(),
-        sections: Section::of(heading, "", &[charts]).into_iter().collect(),
-        judged: false,
-        configurations: groups.iter().map(figures).collect(),
+        sections: Section::new(heading, "", &[charts]).into_iter().collect(),
+        has_verdicts: false,
+        configurations: groups.iter().map(group_tables).collect(),
         provenance: provenance(&[(label, &side)]),
         command,
     };
-    page::page(&format!("Figures of {label}"), &rendered(&report))
+    page::page(&format!("Figures of {label}"), &render_template(&report))
 }
 
-fn name(group: &Group) -> String {
+fn group_name(group: &Group) -> String {
     let name = group.key.setup.name();
     match (group.key.engine == group.key.setup.subject, name.is_empty()) {
         (false, false) => format!("{name}, by {}", group.key.engine),
@@ -60,39 +59,39 @@ fn name(group: &Group) -> String {
     }
 }
 
-fn time(group: &Group, phase: &AnyPhase) -> Option<Spread> {
-    Spread::of(group.of_phase(phase).map(|sample| sample.ns))
+fn time_spread(group: &Group, phase: &AnyPhase) -> Option<Spread> {
+    Spread::new(group.of_phase(phase).map(|sample| sample.ns))
 }
 
-fn chart(group: &Group) -> Option<String> {
+fn phase_time_chart(group: &Group) -> Option<String> {
     let lane = |phase: &AnyPhase| {
-        let median = time(group, phase)?.median;
-        Some(Lane {
+        let median = time_spread(group, phase)?.median;
+        Some(BarGroup {
             name: phase.name().to_owned(),
             bars: vec![(median, Unit::of_nanoseconds(median).value(median))],
         })
     };
-    let lanes: Vec<Lane> = group.phases().into_iter().filter_map(lane).collect();
-    bars(&name(group), "medians, all to one scale", &lanes)
+    let groups: Vec<BarGroup> = group.phases().into_iter().filter_map(lane).collect();
+    bar_chart(&group_name(group), "medians, all to one scale", &groups)
 }
 
 fn spread_cell(unit: Unit, spread: Option<Spread>) -> String {
-    cell(Cell::Spread(unit.median(spread), unit.range(spread)))
+    cell_html(Cell::Spread(unit.median(spread), unit.range(spread)))
 }
 
-fn figures(group: &Group) -> Figures {
-    let sums = if group.has_counters() { &SUMS[..] } else { &[] };
+fn group_tables(group: &Group) -> ConfigurationTables {
+    let sums = if group.has_counters() { &COUNTER_SUMS[..] } else { &[] };
     let names = sums.iter().map(|(name, _)| *name);
     let head: Vec<&str> = ["phase", "runs", "time"].into_iter().chain(names).collect();
     let mut rows = Vec::new();
     let mut counts = Vec::new();
     for phase in group.phases() {
-        let Some(time) = time(group, phase) else {
+        let Some(time) = time_spread(group, phase) else {
             continue;
         };
         let unit = Unit::of_nanoseconds(time.median);
         let time_cell = spread_cell(unit, Some(time));
-        let mut row = vec![escaped(phase.name()), time.runs.to_string(), time_cell];
+        let mut row = vec![escape_html(phase.name()), time.runs.to_string(), time_cell];
         row.extend(sums.iter().map(|(_, belongs)| {
             let sum = |sample: &Sample| {
                 let counters = sample.counters.iter();
@@ -101,16 +100,16 @@ fn figures(group: &Group) -> Figures {
             spread_cell(Unit::Count, group.spread(phase, sum))
         }));
         rows.push(row);
-        for kind in KINDS {
+        for kind in COUNT_KINDS {
             for name in group.nonzero_counts(phase, kind) {
                 let spread = group.spread(phase, |sample| kind(sample).get(name).copied());
-                let name = format!("{}: {}", escaped(phase.name()), escaped(name));
+                let name = format!("{}: {}", escape_html(phase.name()), escape_html(name));
                 counts.push(vec![name, spread_cell(Unit::Count, spread)]);
             }
         }
     }
-    Figures {
-        title: format!("{}; {}", name(group), counted(group.runs().len(), "run")),
+    ConfigurationTables {
+        title: format!("{}; {}", group_name(group), pluralize(group.runs().len(), "run")),
         figures: page::table(&head, &rows),
         counts: (!counts.is_empty()).then(|| page::table(&["phase and count", "median"], &counts)),
     }
@@ -127,7 +126,7 @@ mod tests {
     #[test]
     fn the_page_of_one_kernel_has_every_figure_and_no_verdict() {
         let samples = samples(&runs(&[10, 30, 20], &[7, 7, 7]));
-        let page = single(&samples, "<base>", Some("granule lab"));
+        let page = single_kernel(&samples, "<base>", Some("granule lab"));
 
         for expected in [
             "<title>Figures of &#60;base&#62;</title>",
@@ -153,7 +152,7 @@ mod tests {
         let mut one = record();
         one.counters.clear();
         one.events.clear();
-        let page = single(&samples(&[one]), "base", None);
+        let page = single_kernel(&samples(&[one]), "base", None);
         assert!(!page.contains("DC lines") && !page.contains("<details>"), "{page}");
         assert!(page.contains("; 1 run</h3>"));
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The device tree (FDT) of an arm64 guest.
+//! Device tree (FDT) of an arm64 guest.
 //!
-//! Interrupt specifiers follow the GIC binding: type (0 shared, 1 private), number within the type,
+//! Interrupt specifiers follow the GIC binding: type (0 SPI, 1 PPI), number within the type,
 //! trigger (1 rising edge, 4 level high). KVM's irqfd asserts and deasserts the line at once, so
 //! device interrupts are edge-triggered.
 
@@ -14,57 +14,57 @@ use super::{
     BootError, FDT_MAX_SIZE, GIC_CPU_INTERFACE, GIC_DISTRIBUTOR, GIC_ITS, GIC_REDISTRIBUTOR_SIZE,
     GIC_REDISTRIBUTORS,
 };
-use crate::devices::{MmioDeviceInfo, REGISTER_SPACE};
+use crate::devices::{MmioDeviceInfo, REGISTER_RANGE_SIZE};
 
 const GIC_PHANDLE: u32 = 1;
 const CLOCK_PHANDLE: u32 = 2;
 const ITS_PHANDLE: u32 = 3;
 
-const SHARED: u32 = 0;
-const PRIVATE: u32 = 1;
-const EDGE_RISING: u32 = 1;
-const LEVEL_HIGH: u32 = 4;
+const GIC_SPI: u32 = 0;
+const GIC_PPI: u32 = 1;
+const IRQ_TYPE_EDGE_RISING: u32 = 1;
+const IRQ_TYPE_LEVEL_HIGH: u32 = 4;
 
 /// PPIs of the timers, as KVM wires them: secure, non-secure, virtual, hypervisor
 /// (`Documentation/devicetree/bindings/timer/arm,arch_timer.yaml`).
-const TIMERS: [u32; 4] = [13, 14, 11, 10];
+const TIMER_PPIS: [u32; 4] = [13, 14, 11, 10];
 /// PPI of the PMU.
 pub const PMU_PPI: u32 = 7;
 /// Clock of a 16550 in Hz.
-const SERIAL_CLOCK: u32 = 1_843_200;
-/// Number of CPUs in the CPU mask of a GICv2 interrupt specifier.
-const GICV2_CPUS: usize = 8;
+const SERIAL_CLOCK_HZ: u32 = 1_843_200;
+/// Maximum number of CPUs of a GICv2, and the width of the CPU mask in its interrupt specifiers.
+pub const GICV2_MAX_CPUS: u64 = 8;
 
-/// The interrupt controller, at the addresses in [`boot`](super).
+/// Interrupt controller at the addresses in [`boot`](super).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gic {
     /// GICv3.
     V3 {
-        /// `true` if the GIC has an interrupt translation service.
-        its: bool,
+        /// Indicates that the GIC has an interrupt translation service.
+        has_its: bool,
     },
     /// GICv2.
     V2,
 }
 
-/// The content of a device tree.
+/// Content of a device tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fdt<'a> {
     /// Memory ranges, each `(start, size)`.
     pub memory: &'a [(GuestAddress, Bytes)],
-    /// The affinity fields of each vCPU's `MPIDR_EL1`, the boot vCPU first.
-    pub cpus: &'a [u64],
-    /// `true` if the vCPUs have a PMU.
-    pub pmu: bool,
-    /// The interrupt controller.
+    /// Affinity fields of each vCPU's `MPIDR_EL1`, the boot vCPU first.
+    pub affinities: &'a [u64],
+    /// Indicates that the vCPUs have a PMU.
+    pub has_pmu: bool,
+    /// Interrupt controller.
     pub gic: Gic,
     /// Devices, the console first.
     pub devices: &'a [MmioDeviceInfo],
-    /// The kernel command line.
+    /// Kernel command line.
     pub command_line: &'a str,
     /// Range of the initramfs.
     pub initrd: Option<Range<GuestAddress>>,
-    /// Entropy for `kaslr-seed` and `rng-seed`, if the host has any.
+    /// Random bytes for `kaslr-seed` and `rng-seed`, if the host's generator is initialised.
     pub seed: Option<&'a [u8]>,
 }
 
@@ -104,7 +104,7 @@ impl Fdt<'_> {
         fdt.end_node(root)?;
         let bytes = fdt.finish()?;
         if bytes.len() as u64 > FDT_MAX_SIZE.0 {
-            return Err(BootError::Refused(format!(
+            return Err(BootError::InvalidInput(format!(
                 "the device tree has {} bytes; the kernel accepts {FDT_MAX_SIZE}: use fewer vCPUs \
                  or a shorter --cmdline",
                 bytes.len()
@@ -136,7 +136,7 @@ impl Fdt<'_> {
         let cpus = fdt.begin_node("cpus")?;
         fdt.property_u32("#address-cells", 2)?;
         fdt.property_u32("#size-cells", 0)?;
-        for affinity in self.cpus {
+        for affinity in self.affinities {
             let node = fdt.begin_node(&format!("cpu@{affinity:x}"))?;
             fdt.property_string("device_type", "cpu")?;
             fdt.property_string("compatible", "arm,armv8")?;
@@ -150,10 +150,10 @@ impl Fdt<'_> {
         fdt.property_string_list("compatible", versions.into())?;
         fdt.property_string("method", "hvc")?;
         fdt.end_node(psci)?;
-        if self.pmu {
+        if self.has_pmu {
             let pmu = fdt.begin_node("pmu")?;
             fdt.property_string("compatible", "arm,armv8-pmuv3")?;
-            fdt.property_array_u32("interrupts", &[PRIVATE, PMU_PPI, self.ppi_flags(LEVEL_HIGH)])?;
+            fdt.property_array_u32("interrupts", &self.ppi_specifier(PMU_PPI))?;
             fdt.end_node(pmu)?;
         }
         Ok(())
@@ -161,7 +161,7 @@ impl Fdt<'_> {
 
     fn write_gic(&self, fdt: &mut FdtWriter) -> Result<(), BootError> {
         let start = GIC_REDISTRIBUTORS.start;
-        let end = GuestAddress(start.0 + self.cpus.len() as u64 * GIC_REDISTRIBUTOR_SIZE);
+        let end = GuestAddress(start.0 + self.affinities.len() as u64 * GIC_REDISTRIBUTOR_SIZE);
         let (compatible, other) = match self.gic {
             Gic::V3 { .. } => ("arm,gic-v3", start..end),
             Gic::V2 => ("arm,cortex-a15-gic", GIC_CPU_INTERFACE),
@@ -170,17 +170,18 @@ impl Fdt<'_> {
         fdt.property_string("compatible", compatible)?;
         fdt.property_null("interrupt-controller")?;
         fdt.property_u32("#interrupt-cells", 3)?;
-        fdt.property_array_u64("reg", &[registers(&GIC_DISTRIBUTOR), registers(&other)].concat())?;
+        let reg = [GIC_DISTRIBUTOR, other].map(|range| start_and_size(&range));
+        fdt.property_array_u64("reg", &reg.concat())?;
         fdt.property_phandle(GIC_PHANDLE)?;
         fdt.property_u32("#address-cells", 2)?;
         fdt.property_u32("#size-cells", 2)?;
         fdt.property_null("ranges")?;
-        if self.gic == (Gic::V3 { its: true }) {
+        if self.gic == (Gic::V3 { has_its: true }) {
             let node = fdt.begin_node(&format!("msi-controller@{:x}", GIC_ITS.start.0))?;
             fdt.property_string("compatible", "arm,gic-v3-its")?;
             fdt.property_null("msi-controller")?;
             fdt.property_u32("#msi-cells", 1)?;
-            fdt.property_array_u64("reg", &registers(&GIC_ITS))?;
+            fdt.property_array_u64("reg", &start_and_size(&GIC_ITS))?;
             fdt.property_phandle(ITS_PHANDLE)?;
             fdt.end_node(node)?;
         }
@@ -192,55 +193,51 @@ impl Fdt<'_> {
         let node = fdt.begin_node("timer")?;
         fdt.property_string("compatible", "arm,armv8-timer")?;
         fdt.property_null("always-on")?;
-        let cells = TIMERS.map(|number| [PRIVATE, number, self.ppi_flags(LEVEL_HIGH)]);
+        let cells = TIMER_PPIS.map(|number| self.ppi_specifier(number));
         fdt.property_array_u32("interrupts", &cells.concat())?;
         fdt.end_node(node)?;
         Ok(())
     }
 
     fn write_device(&self, fdt: &mut FdtWriter, device: &MmioDeviceInfo) -> Result<(), BootError> {
-        let is = |name: &str| device.compatible.contains(&name);
-        let open = fdt.begin_node(&node_name(device))?;
+        let is_compatible = |name: &str| device.compatible.contains(&name);
+        let node = fdt.begin_node(&node_name(device))?;
         let names = device.compatible.iter().map(|&name| name.to_owned());
         fdt.property_string_list("compatible", names.collect())?;
-        fdt.property_array_u64("reg", &[device.start.0, REGISTER_SPACE])?;
+        fdt.property_array_u64("reg", &[device.start.0, REGISTER_RANGE_SIZE])?;
         if let Some(number) = device.irq {
-            fdt.property_array_u32("interrupts", &[SHARED, number, EDGE_RISING])?;
+            fdt.property_array_u32("interrupts", &[GIC_SPI, number, IRQ_TYPE_EDGE_RISING])?;
         }
-        if is("arm,primecell") {
+        if is_compatible("arm,primecell") {
             fdt.property_array_u32("clocks", &[CLOCK_PHANDLE, CLOCK_PHANDLE])?;
             let names = ["uartclk", "apb_pclk"].map(str::to_owned);
             fdt.property_string_list("clock-names", names.into())?;
         }
-        if is("ns16550a") {
-            fdt.property_u32("clock-frequency", SERIAL_CLOCK)?;
+        if is_compatible("ns16550a") {
+            fdt.property_u32("clock-frequency", SERIAL_CLOCK_HZ)?;
         }
-        if is("virtio,mmio") {
+        if is_compatible("virtio,mmio") {
             fdt.property_null("dma-coherent")?;
         }
-        fdt.end_node(open)?;
+        fdt.end_node(node)?;
         Ok(())
     }
 
-    /// Returns the flags of a private interrupt; the GICv2 binding adds a CPU mask.
-    fn ppi_flags(&self, trigger: u32) -> u32 {
-        match self.gic {
-            Gic::V3 { .. } => trigger,
-            Gic::V2 => {
-                let cpus = self.cpus.len().min(GICV2_CPUS);
-                trigger | ((1 << cpus) - 1) << 8
-            }
-        }
+    /// Returns the specifier of a level-triggered PPI; the GICv2 binding adds a CPU mask.
+    fn ppi_specifier(&self, number: u32) -> [u32; 3] {
+        let cpu_mask = match self.gic {
+            Gic::V3 { .. } => 0,
+            Gic::V2 => (1 << (self.affinities.len() as u64).min(GICV2_MAX_CPUS)) - 1,
+        };
+        [GIC_PPI, number, IRQ_TYPE_LEVEL_HIGH | cpu_mask << 8]
     }
 }
 
-/// Returns the node name of a device.
 fn node_name(device: &MmioDeviceInfo) -> String {
     format!("{}@{:x}", device.name, device.start.0)
 }
 
-/// Returns start and size of a register range.
-const fn registers(range: &Range<GuestAddress>) -> [u64; 2] {
+const fn start_and_size(range: &Range<GuestAddress>) -> [u64; 2] {
     [range.start.0, range.end.0 - range.start.0]
 }
 

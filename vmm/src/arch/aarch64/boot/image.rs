@@ -2,7 +2,7 @@
 //! Kernel images: the arm64 `Image`, a gzip-compressed `Image`, and the EFI "zboot" image that
 //! distributions install as `vmlinuz`, whose payload is compressed with gzip or zstd.
 //!
-//! An `Image` starts with a header of 64 bytes (`Documentation/arch/arm64/booting.rst`, 4):
+//! An `Image` starts with a header of 64 bytes (`Documentation/arch/arm64/booting.rst`, section 4):
 //! `text_offset` at 8, `image_size` at 16, flags at 24, `ARM\x64` at 56. A zboot image
 //! (`drivers/firmware/efi/libstub/zboot-header.S`) has `MZ` at 0, `zimg` at 4, offset and size of
 //! the payload at 8 and 12, and the name of the compression at 24. All numbers are little-endian.
@@ -11,7 +11,7 @@
 //! `linux-loader` crate copies the image (see [`crate::arch::guest`]). An ELF `vmlinux` is refused:
 //! that crate loads ELF on x86 only.
 //!
-//! Files are untrusted: lengths are checked, and decompression stops at [`MAX_SIZE`] bytes.
+//! Files are untrusted: lengths are checked, and decompression stops at [`MAX_IMAGE_SIZE`] bytes.
 
 use std::io::{self, Read};
 
@@ -19,21 +19,20 @@ use granule_types::units::Bytes;
 
 use super::BootError;
 
-/// Maximum size of an uncompressed kernel. Debian's kernel takes 40M, one with all drivers built in
-/// less than 300M.
-pub const MAX_SIZE: Bytes = Bytes::mib(512);
+/// Maximum size of an uncompressed kernel, which exceeds that of a kernel with all drivers built
+/// in.
+pub const MAX_IMAGE_SIZE: Bytes = Bytes::mib(512);
 
-/// Offset of the header's magic number.
 const MAGIC_OFFSET: usize = 56;
-const MAGIC: &[u8] = b"ARM\x64";
-const GZIP: &[u8] = &[0x1f, 0x8b];
+const IMAGE_MAGIC: &[u8] = b"ARM\x64";
+const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 /// Text offset of kernels before Linux 3.17, whose header has no image size.
 const LEGACY_TEXT_OFFSET: u64 = 0x8_0000;
 
-/// An uncompressed kernel image.
+/// Uncompressed kernel image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// The file content to copy into guest memory.
+    /// Content to copy into guest memory.
     pub bytes: Vec<u8>,
     /// Offset of the load address from a 2M boundary.
     pub text_offset: Bytes,
@@ -45,20 +44,20 @@ impl Image {
     /// Parses a kernel file and decompresses it.
     ///
     /// # Errors
-    /// The file is not a kernel image, or its decompressed size exceeds [`MAX_SIZE`].
+    /// The file is not a kernel image, or its decompressed size exceeds [`MAX_IMAGE_SIZE`].
     pub fn from_file(file: Vec<u8>) -> Result<Self, BootError> {
-        Self::with_limit(file, MAX_SIZE)
+        Self::with_limit(file, MAX_IMAGE_SIZE)
     }
 
     /// Parses a kernel file as [`Image::from_file`] does, with a maximum size of `limit`.
     pub fn with_limit(file: Vec<u8>, limit: Bytes) -> Result<Self, BootError> {
         let bytes = match decompress_zboot(&file, limit)? {
             Some(payload) => payload,
-            None if file.starts_with(GZIP) => gunzip(&file, limit)?,
+            None if file.starts_with(GZIP_MAGIC) => gunzip(&file, limit)?,
             None => file,
         };
-        if bytes.get(MAGIC_OFFSET..MAGIC_OFFSET + MAGIC.len()) != Some(MAGIC) {
-            return Err(BootError::Refused(format!(
+        if bytes.get(MAGIC_OFFSET..MAGIC_OFFSET + IMAGE_MAGIC.len()) != Some(IMAGE_MAGIC) {
+            return Err(BootError::InvalidInput(format!(
                 "not an arm64 kernel image (Image, Image.gz, or an EFI zboot vmlinuz): the file \
                  starts with {:02x?}",
                 &bytes[..bytes.len().min(4)]
@@ -66,11 +65,11 @@ impl Image {
         }
         let [text_offset, image_size, flags] = match [8, 16, 24].map(|at| read_u64(&bytes, at)) {
             [Some(text_offset), Some(image_size), Some(flags)] => [text_offset, image_size, flags],
-            _ => return Err(truncated("header")),
+            _ => return Err(truncated_file_error("header")),
         };
         if flags & 1 != 0 {
             let text = "a big-endian kernel (CONFIG_CPU_BIG_ENDIAN) is not supported";
-            return Err(BootError::Refused(text.to_owned()));
+            return Err(BootError::InvalidInput(text.to_owned()));
         }
         let length = bytes.len() as u64;
         let (text_offset, size) = match image_size {
@@ -78,7 +77,7 @@ impl Image {
             size => (text_offset, size.max(length)),
         };
         if length > limit.0 || size > limit.0 || text_offset > limit.0 {
-            return Err(too_large(limit));
+            return Err(size_limit_error(limit));
         }
         Ok(Self { bytes, text_offset: Bytes(text_offset), size: Bytes(size) })
     }
@@ -89,7 +88,7 @@ fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Option<Vec<u8>>, BootEr
     if !file.starts_with(b"MZ") || file.get(4..8) != Some(b"zimg") {
         return Ok(None);
     }
-    let truncated = || truncated("payload");
+    let truncated = || truncated_file_error("payload");
     let word = |at: usize| -> Option<usize> {
         let bytes: [u8; 4] = file.get(at..at + 4)?.try_into().ok()?;
         usize::try_from(u32::from_le_bytes(bytes)).ok()
@@ -102,7 +101,7 @@ fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Option<Vec<u8>>, BootEr
     match name {
         b"gzip" => gunzip(payload, limit),
         b"zstd" | b"zstd22" => unzstd(payload, limit),
-        other => Err(BootError::Refused(format!(
+        other => Err(BootError::InvalidInput(format!(
             "compression '{}' is not supported: build the kernel with CONFIG_KERNEL_GZIP or \
              CONFIG_KERNEL_ZSTD",
             String::from_utf8_lossy(other)
@@ -111,36 +110,37 @@ fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Option<Vec<u8>>, BootEr
     .map(Some)
 }
 
-fn truncated(part: &str) -> BootError {
-    BootError::Refused(format!("the file ends before its {part}: copy it again"))
+fn truncated_file_error(part: &str) -> BootError {
+    BootError::InvalidInput(format!("the file ends before its {part}: copy it again"))
 }
 
-fn too_large(limit: Bytes) -> BootError {
-    BootError::Refused(format!("the uncompressed kernel is larger than {limit}"))
+fn size_limit_error(limit: Bytes) -> BootError {
+    BootError::InvalidInput(format!("the uncompressed kernel is larger than {limit}"))
 }
 
 fn gunzip(compressed: &[u8], limit: Bytes) -> Result<Vec<u8>, BootError> {
-    read_all("gzip", flate2::read::GzDecoder::new(compressed), limit)
+    read_with_limit("gzip", flate2::read::GzDecoder::new(compressed), limit)
 }
 
 fn unzstd(compressed: &[u8], limit: Bytes) -> Result<Vec<u8>, BootError> {
     let failed = |source: io::Error| BootError::Decompress { compression: "zstd", source };
     let decoder = ruzstd::decoding::StreamingDecoder::new(compressed)
         .map_err(|error| failed(io::Error::other(error.to_string())))?;
-    read_all("zstd", decoder, limit)
+    read_with_limit("zstd", decoder, limit)
 }
 
-fn read_all(
+fn read_with_limit(
     compression: &'static str,
-    from: impl Read,
+    reader: impl Read,
     limit: Bytes,
 ) -> Result<Vec<u8>, BootError> {
     let mut uncompressed = Vec::new();
-    from.take(limit.0 + 1)
+    reader
+        .take(limit.0 + 1)
         .read_to_end(&mut uncompressed)
         .map_err(|source| BootError::Decompress { compression, source })?;
     if uncompressed.len() as u64 > limit.0 {
-        return Err(too_large(limit));
+        return Err(size_limit_error(limit));
     }
     Ok(uncompressed)
 }
@@ -158,12 +158,12 @@ mod tests {
 
     use super::*;
 
-    fn plain(text_offset: u64, image_size: u64, flags: u64) -> Vec<u8> {
+    fn plain_image(text_offset: u64, image_size: u64, flags: u64) -> Vec<u8> {
         let mut file = vec![0; 4096];
         file[8..16].copy_from_slice(&text_offset.to_le_bytes());
         file[16..24].copy_from_slice(&image_size.to_le_bytes());
         file[24..32].copy_from_slice(&flags.to_le_bytes());
-        file[56..60].copy_from_slice(MAGIC);
+        file[56..60].copy_from_slice(IMAGE_MAGIC);
         file
     }
 
@@ -173,7 +173,7 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    fn zboot_with(compression: &str, payload: &[u8]) -> Vec<u8> {
+    fn zboot_file(compression: &str, payload: &[u8]) -> Vec<u8> {
         let mut file = vec![0; 64];
         file[..8].copy_from_slice(b"MZ\0\0zimg");
         file[8..12].copy_from_slice(&64u32.to_le_bytes());
@@ -184,11 +184,11 @@ mod tests {
     }
 
     #[test]
-    fn an_image_header_yields_text_offset_and_size_or_the_legacy_ones() {
+    fn a_header_without_an_image_size_uses_the_legacy_text_offset() {
         for (image_size, text_offset, size) in
             [(0x10_0000, Bytes(0), Bytes::mib(1)), (0, Bytes::kib(512), Bytes::kib(4))]
         {
-            let bytes = plain(0, image_size, 0xa);
+            let bytes = plain_image(0, image_size, 0xa);
 
             let image = Image::from_file(bytes.clone()).unwrap();
 
@@ -198,30 +198,30 @@ mod tests {
 
     #[test]
     fn every_compression_yields_the_same_image() {
-        let file = plain(0, 0x10_0000, 0xa);
+        let file = plain_image(0, 0x10_0000, 0xa);
         let zstd = ruzstd::encoding::compress_to_vec(
             file.as_slice(),
             ruzstd::encoding::CompressionLevel::Fastest,
         );
         let expected = Image::from_file(file.clone()).unwrap();
 
-        for compressed in [gzip(&file), zboot_with("gzip", &gzip(&file)), zboot_with("zstd", &zstd)]
+        for compressed in [gzip(&file), zboot_file("gzip", &gzip(&file)), zboot_file("zstd", &zstd)]
         {
             assert_eq!(Image::from_file(compressed).unwrap(), expected);
         }
     }
 
     #[test]
-    fn each_refusal_names_its_cause() {
+    fn each_error_names_its_cause() {
         let error = |file: Vec<u8>| Image::from_file(file).unwrap_err().to_string();
 
         assert!(error(b"\x7fELF...".to_vec()).contains("[7f, 45, 4c, 46]"));
         assert!(error(Vec::new()).contains("not an arm64 kernel image"));
-        assert!(error(plain(0, 0x10_0000, 1)).contains("big-endian"));
-        assert!(error(plain(0, 1 << 40, 0)).contains("512M"));
-        assert!(error(zboot_with("lzma", b"x")).contains("'lzma'"));
+        assert!(error(plain_image(0, 0x10_0000, 1)).contains("big-endian"));
+        assert!(error(plain_image(0, 1 << 40, 0)).contains("512M"));
+        assert!(error(zboot_file("lzma", b"x")).contains("'lzma'"));
         assert!(error(gzip(b"nothing")).contains("not an arm64 kernel image"));
-        let mut cut = zboot_with("gzip", &gzip(&plain(0, 0, 0)));
+        let mut cut = zboot_file("gzip", &gzip(&plain_image(0, 0, 0)));
         cut.truncate(80);
         assert!(error(cut).contains("copy it again"));
     }
@@ -230,8 +230,10 @@ mod tests {
         #[test]
         fn any_file_yields_an_image_within_the_limit_or_an_error(
             head in prop::sample::select(vec![
-                plain(0, 0, 0), gzip(&plain(0, 0, 0)),
-                zboot_with("gzip", &gzip(&plain(0, 0, 0))), zboot_with("zstd", b"(\xb5/\xfd"),
+                plain_image(0, 0, 0),
+                gzip(&plain_image(0, 0, 0)),
+                zboot_file("gzip", &gzip(&plain_image(0, 0, 0))),
+                zboot_file("zstd", b"(\xb5/\xfd"),
             ]),
             damage in prop::collection::vec((0usize..128, any::<u8>()), 0..8),
             cut in 0usize..4096,
@@ -245,7 +247,7 @@ mod tests {
             file.truncate(cut.max(1));
             if let Ok(image) = Image::from_file(file) {
                 prop_assert!(image.size.0 >= image.bytes.len() as u64);
-                prop_assert!(image.size <= MAX_SIZE);
+                prop_assert!(image.size <= MAX_IMAGE_SIZE);
             }
         }
     }

@@ -25,7 +25,7 @@ use linux_loader::{
 };
 use thiserror::Error;
 
-use crate::{arch::MEMORY, kvm::KvmError};
+use crate::{arch::MEMORY_START, kvm::KvmError};
 use image::Image;
 
 /// Registers of the GIC distributor.
@@ -44,15 +44,15 @@ pub const GIC_REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
 /// Maximum size of the device tree (the arm64 kernel maps one 2M block).
 pub const FDT_MAX_SIZE: Bytes = Bytes::mib(2);
 /// Alignment of kernel, device tree and initramfs.
-const ALIGNMENT: u64 = 2 << 20;
+const BOOT_DATA_ALIGNMENT: u64 = 2 << 20;
 
 /// Error returned when boot data cannot be prepared.
 #[derive(Debug, Error)]
 pub enum BootError {
-    /// The kernel image, the command line or the size of memory is refused.
+    /// Error returned for an invalid kernel image, command line or size of memory.
     #[error("{0}")]
-    Refused(String),
-    /// The kernel image cannot be decompressed.
+    InvalidInput(String),
+    /// Error returned when the kernel image cannot be decompressed.
     #[error("the {compression} data cannot be decompressed")]
     Decompress {
         /// The compression format.
@@ -61,13 +61,13 @@ pub enum BootError {
         #[source]
         source: io::Error,
     },
-    /// A value is not valid in a device tree.
+    /// Error returned for a value that is not valid in a device tree.
     #[error("the device tree cannot be written")]
     Fdt(#[from] vm_fdt::Error),
-    /// KVM refuses the access to a vCPU.
+    /// Error of a KVM call on a vCPU.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// The kernel or the device tree cannot be copied into guest memory.
+    /// Error returned when the kernel or the device tree cannot be copied into guest memory.
     #[error("{object} cannot be copied into guest memory")]
     Load {
         /// Name of the object.
@@ -97,19 +97,19 @@ impl BootLayout {
     pub fn new(image: &Image, initrd: Option<Bytes>, memory: Bytes) -> Result<Self, BootError> {
         let initrd_size = initrd.unwrap_or(Bytes(0));
         // The image is at most 512M and the initramfs a file, so the sums do not overflow.
-        let kernel = MEMORY.0 + FDT_MAX_SIZE.0 + image.text_offset.0;
-        let initrd_start = (kernel + image.size.0).next_multiple_of(ALIGNMENT);
+        let kernel = MEMORY_START.0 + FDT_MAX_SIZE.0 + image.text_offset.0;
+        let initrd_start = (kernel + image.size.0).next_multiple_of(BOOT_DATA_ALIGNMENT);
         let end = initrd_start.saturating_add(initrd_size.0);
-        if end > MEMORY.0 + memory.0 {
-            let needed = Bytes((end - MEMORY.0).next_multiple_of(ALIGNMENT));
-            return Err(BootError::Refused(format!(
+        if end > MEMORY_START.0 + memory.0 {
+            let needed = Bytes((end - MEMORY_START.0).next_multiple_of(BOOT_DATA_ALIGNMENT));
+            return Err(BootError::InvalidInput(format!(
                 "kernel ({}) and initramfs ({initrd_size}) need {needed} of contiguous guest \
                  memory; the first --memory is {memory}: increase it",
                 image.size
             )));
         }
         Ok(Self {
-            fdt: MEMORY,
+            fdt: MEMORY_START,
             kernel: GuestAddress(kernel),
             initrd: initrd
                 .map(|size| GuestAddress(initrd_start)..GuestAddress(initrd_start + size.0)),
@@ -117,7 +117,7 @@ impl BootLayout {
     }
 }
 
-/// Size of the kernel's buffer, including the terminating NUL (`COMMAND_LINE_SIZE` in
+/// Size of the kernel's command-line buffer, including the terminating NUL (`COMMAND_LINE_SIZE` in
 /// `arch/arm64/include/uapi/asm/setup.h`).
 const COMMAND_LINE_SIZE: usize = 2048;
 
@@ -132,18 +132,18 @@ pub fn parse_command_line(text: &str) -> Result<Cmdline, BootError> {
         Ok(line)
     };
     parse().map_err(|error| match error {
-        cmdline::Error::TooLarge => BootError::Refused(format!(
+        cmdline::Error::TooLarge => BootError::InvalidInput(format!(
             "--cmdline has {} bytes; arm64 Linux reads {}: shorten it",
             text.len(),
             COMMAND_LINE_SIZE - 1
         )),
-        error => invalid_command_line(error),
+        error => command_line_error(error),
     })
 }
 
 /// Returns the error for a command line with characters other than printable ASCII.
-pub fn invalid_command_line(error: cmdline::Error) -> BootError {
-    BootError::Refused(format!("--cmdline is not valid: {error} Use printable ASCII only"))
+pub fn command_line_error(error: cmdline::Error) -> BootError {
+    BootError::InvalidInput(format!("--cmdline is not valid: {error} Use printable ASCII only"))
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
     use crate::arch::{PLATFORM_DEVICES, VIRTIO_DEVICES};
 
-    fn image(text_offset: u64, size: Bytes) -> Image {
+    fn test_image(text_offset: u64, size: Bytes) -> Image {
         Image { bytes: Vec::new(), text_offset: Bytes(text_offset), size }
     }
 
@@ -159,9 +159,9 @@ mod tests {
     fn boot_data_is_aligned_at_the_start_of_memory() {
         let initrd = GuestAddress(0x4220_0000)..GuestAddress(0x4220_0000 + 5_000_001);
         for (image, kernel, initrd) in [
-            (image(0, Bytes::mib(31)), 0x4020_0000, Some(initrd)),
+            (test_image(0, Bytes::mib(31)), 0x4020_0000, Some(initrd)),
             // A kernel whose header has no image size is loaded at its text offset.
-            (image(0x8_0000, Bytes::mib(8)), 0x4028_0000, None),
+            (test_image(0x8_0000, Bytes::mib(8)), 0x4028_0000, None),
         ] {
             let size = initrd.as_ref().map(|range| Bytes(range.end.0 - range.start.0));
             let layout = BootLayout::new(&image, size, Bytes::mib(128)).unwrap();
@@ -170,7 +170,7 @@ mod tests {
             assert_eq!(layout, BootLayout { fdt: GuestAddress(0x4000_0000), kernel, initrd });
         }
         let large =
-            BootLayout::new(&image(0, Bytes::mib(31)), Some(Bytes::mib(40)), Bytes::mib(64));
+            BootLayout::new(&test_image(0, Bytes::mib(31)), Some(Bytes::mib(40)), Bytes::mib(64));
         let error = large.unwrap_err().to_string();
         assert!(error.contains("need 74M"), "{error}");
     }
@@ -180,13 +180,13 @@ mod tests {
         assert!(
             (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / GIC_REDISTRIBUTOR_SIZE >= 512
         );
-        assert!(GIC_REDISTRIBUTORS.end.0 <= MEMORY.0);
+        assert!(GIC_REDISTRIBUTORS.end.0 <= MEMORY_START.0);
         assert!(GIC_ITS.end.0 <= PLATFORM_DEVICES.start.0);
         assert!(VIRTIO_DEVICES.end.0 <= GIC_REDISTRIBUTORS.start.0);
     };
 
     #[test]
-    fn a_command_line_is_kept_as_it_is_or_refused() {
+    fn a_command_line_is_passed_unchanged_or_refused() {
         for text in ["console=ttyS0 init=\"/bin/sh -c\" -- --verbose", &"a".repeat(2047)] {
             let line = parse_command_line(text).unwrap().as_cstring().unwrap();
             assert_eq!(line.to_str(), Ok(text));

@@ -15,18 +15,18 @@ use rustix::{
     io::Errno,
 };
 
-use super::{super::BackendError, SECTOR};
+use super::{super::BackendError, SECTOR_SIZE};
 
 /// Open disk.
 #[derive(Debug)]
 pub struct Disk {
     pub(super) file: File,
-    /// Path, for messages.
+    /// Path that messages show.
     pub(super) path: PathBuf,
     /// Size in sectors of 512 bytes.
     pub(super) sectors: u64,
-    /// Set if the guest may not write.
-    pub(super) read_only: bool,
+    /// Indicates that the guest may not write.
+    pub(super) is_read_only: bool,
 }
 
 impl Disk {
@@ -35,20 +35,20 @@ impl Disk {
     ///
     /// # Errors
     /// It cannot be opened or locked, or it is empty.
-    pub fn open(path: &Path, read_only: bool) -> Result<Self, BackendError> {
+    pub fn open(path: &Path, is_read_only: bool) -> Result<Self, BackendError> {
         let failed = |source: io::Error| {
             let denied = matches!(
                 source.kind(),
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
             );
-            let advice = match denied && !read_only {
-                true => ": readonly=on needs no right to write",
+            let advice = match denied && !is_read_only {
+                true => ": use readonly=on, which needs no write permission",
                 false => "",
             };
             open_error(path, "opened", advice, source)
         };
-        let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(failed)?;
-        let locked = match read_only {
+        let file = OpenOptions::new().read(true).write(!is_read_only).open(path).map_err(failed)?;
+        let locked = match is_read_only {
             true => file.try_lock_shared(),
             false => file.try_lock(),
         };
@@ -64,9 +64,9 @@ impl Disk {
             TryLockError::Error(source) => open_error(path, "locked", "", source),
         })?;
         if file.metadata().map_err(failed)?.is_dir() {
-            return Err(empty(path));
+            return Err(too_small_error(path));
         }
-        Self::from_file(file, path, read_only)
+        Self::from_file(file, path, is_read_only)
     }
 
     /// Returns the same open and locked disk, with its current size.
@@ -76,20 +76,20 @@ impl Disk {
     pub fn try_clone(&self) -> Result<Self, BackendError> {
         let file = self.file.try_clone();
         let file = file.map_err(|source| open_error(&self.path, "opened", "", source))?;
-        Self::from_file(file, &self.path, self.read_only)
+        Self::from_file(file, &self.path, self.is_read_only)
     }
 
-    fn from_file(mut file: File, path: &Path, read_only: bool) -> Result<Self, BackendError> {
+    fn from_file(mut file: File, path: &Path, is_read_only: bool) -> Result<Self, BackendError> {
         let size = file.seek(SeekFrom::End(0));
         match size.map_err(|source| open_error(path, "opened", "", source))? {
-            ..SECTOR => Err(empty(path)),
-            size => Ok(Self { file, path: path.to_owned(), sectors: size / SECTOR, read_only }),
+            ..SECTOR_SIZE => Err(too_small_error(path)),
+            size => Ok(Self { file, path: path.into(), sectors: size / SECTOR_SIZE, is_read_only }),
         }
     }
 
     /// Flushes all completed writes to the storage of the host.
     pub(super) fn flush(&self) -> io::Result<()> {
-        match self.read_only {
+        match self.is_read_only {
             true => Ok(()),
             false => self.file.sync_data(),
         }
@@ -127,7 +127,7 @@ fn open_error(path: &Path, action: &str, advice: &str, source: io::Error) -> Bac
     BackendError::new(format!("the disk {path} cannot be {action}{advice}"), source)
 }
 
-fn empty(path: &Path) -> BackendError {
+fn too_small_error(path: &Path) -> BackendError {
     let path = path.display();
     let message = format!(
         "the disk {path} holds less than 512 bytes: it must be a raw image or a block device"

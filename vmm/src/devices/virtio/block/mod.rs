@@ -23,42 +23,42 @@ use super::{
 pub use disk::Disk;
 
 /// Bytes per sector, independent of the block size of the disk (section 5.2.4).
-pub const SECTOR: u64 = 512;
+pub const SECTOR_SIZE: u64 = 512;
 
 const QUEUE_SIZE: u16 = 256;
 /// Maximum number of data buffers per request.
 const MAX_SEGMENTS: u32 = 254;
 /// Maximum sectors in a range to discard or zero: 32 MiB, fast even without `fallocate`.
-const MAX_SECTORS: u32 = 1 << 16;
+const MAX_DISCARD_SECTORS: u32 = 1 << 16;
 /// Maximum ranges per request.
-const MAX_RANGES: u32 = 32;
+const MAX_DISCARD_RANGES: u32 = 32;
 /// Size of a request header, and of a discard or write-zeroes segment, in bytes.
-const HEADER: usize = 16;
+const HEADER_SIZE: usize = 16;
 
 /// Block device.
 #[derive(Debug)]
 pub struct Block {
     disk: Disk,
-    id: [u8; VIRTIO_BLK_ID_BYTES as usize],
-    flush_each_write: bool,
+    device_id: [u8; VIRTIO_BLK_ID_BYTES as usize],
+    flushes_each_write: bool,
     log: RateLimitedLog,
 }
 
 /// Reason for an error status.
 enum RequestError {
-    /// The disk does not support the request.
+    /// Request that the disk does not support.
     Unsupported,
-    /// The request exceeds the disk or its limits.
+    /// Request that exceeds the disk or its limits.
     Invalid,
-    /// A call on the host failed.
-    Host(io::Error),
+    /// Error of a call on the host.
+    Io(io::Error),
 }
 
 impl From<io::Error> for RequestError {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EOPNOTSUPP) => Self::Unsupported,
-            _ => Self::Host(error),
+            _ => Self::Io(error),
         }
     }
 }
@@ -69,19 +69,19 @@ impl Block {
         let mut bytes = [0; VIRTIO_BLK_ID_BYTES as usize];
         let length = id.len().min(bytes.len());
         bytes[..length].copy_from_slice(&id.as_bytes()[..length]);
-        Self { disk, id: bytes, flush_each_write: false, log: RateLimitedLog::default() }
+        Self { disk, device_id: bytes, flushes_each_write: false, log: RateLimitedLog::default() }
     }
 
     /// Processes a request and returns the number of bytes written to its buffers.
-    fn serve(&mut self, chain: &DescriptorChain) -> Result<usize, DeviceError> {
-        let mut header = [0; HEADER];
+    fn process_request(&mut self, chain: &DescriptorChain) -> Result<usize, DeviceError> {
+        let mut header = [0; HEADER_SIZE];
         let space = chain.length(Direction::Writable);
-        if chain.read(0, &mut header) < HEADER || space == 0 {
+        if chain.read(0, &mut header) < HEADER_SIZE || space == 0 {
             return Err(DeviceError::Request(
                 "it has no space for the header and status of a block request",
             ));
         }
-        let [request_type, _, low, high] = words(&header);
+        let [request_type, _, low, high] = le_words(&header);
         let sector = u64::from(high) << 32 | u64::from(low);
         let data = space - 1;
         let result = match request_type {
@@ -89,11 +89,11 @@ impl Block {
             VIRTIO_BLK_T_OUT => self.write(chain, sector),
             VIRTIO_BLK_T_FLUSH => self.disk.flush().map(|()| 0).map_err(RequestError::from),
             VIRTIO_BLK_T_GET_ID => {
-                let count = data.min(self.id.len());
-                Ok(chain.write(0, &self.id[..count]))
+                let count = data.min(self.device_id.len());
+                Ok(chain.write(0, &self.device_id[..count]))
             }
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
-                self.clear(chain, request_type == VIRTIO_BLK_T_DISCARD)
+                self.clear_ranges(chain, request_type == VIRTIO_BLK_T_DISCARD)
             }
             _ => Err(RequestError::Unsupported),
         };
@@ -101,7 +101,7 @@ impl Block {
             Ok(written) => (written, VIRTIO_BLK_S_OK),
             Err(RequestError::Unsupported) => (0, VIRTIO_BLK_S_UNSUPP),
             Err(RequestError::Invalid) => (0, VIRTIO_BLK_S_IOERR),
-            Err(RequestError::Host(error)) => {
+            Err(RequestError::Io(error)) => {
                 self.log_failure(request_type, sector, &error);
                 (0, VIRTIO_BLK_S_IOERR)
             }
@@ -124,30 +124,32 @@ impl Block {
     fn write(&self, chain: &DescriptorChain, sector: u64) -> Result<usize, RequestError> {
         self.check_writable()?;
         let length = chain.length(Direction::Readable);
-        let offset = self.byte_offset(sector, (length - HEADER) as u64)?;
-        chain.transfer(&self.disk.file, offset, Direction::Readable, HEADER..length)?;
+        let offset = self.byte_offset(sector, (length - HEADER_SIZE) as u64)?;
+        chain.transfer(&self.disk.file, offset, Direction::Readable, HEADER_SIZE..length)?;
         self.complete_write()
     }
 
-    /// Discards or zeroes the ranges of the request.
-    fn clear(&self, chain: &DescriptorChain, discard: bool) -> Result<usize, RequestError> {
+    fn clear_ranges(&self, chain: &DescriptorChain, discard: bool) -> Result<usize, RequestError> {
         self.check_writable()?;
-        let length = chain.length(Direction::Readable) - HEADER;
-        if length == 0 || !length.is_multiple_of(HEADER) || length / HEADER > MAX_RANGES as usize {
+        let length = chain.length(Direction::Readable) - HEADER_SIZE;
+        let ranges = length / HEADER_SIZE;
+        if !length.is_multiple_of(HEADER_SIZE)
+            || !(1..=MAX_DISCARD_RANGES as usize).contains(&ranges)
+        {
             return Err(RequestError::Invalid);
         }
-        for at in (0..length).step_by(HEADER) {
-            let mut range = [0; HEADER];
-            chain.read(HEADER + at, &mut range);
-            let [low, high, sectors, flags] = words(&range);
+        for at in (0..length).step_by(HEADER_SIZE) {
+            let mut range = [0; HEADER_SIZE];
+            chain.read(HEADER_SIZE + at, &mut range);
+            let [low, high, sectors, flags] = le_words(&range);
             let unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
             if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 || (discard && unmap) {
                 return Err(RequestError::Unsupported);
             }
-            if sectors > MAX_SECTORS {
+            if sectors > MAX_DISCARD_SECTORS {
                 return Err(RequestError::Invalid);
             }
-            let length = u64::from(sectors) * SECTOR;
+            let length = u64::from(sectors) * SECTOR_SIZE;
             let offset = self.byte_offset(u64::from(high) << 32 | u64::from(low), length)?;
             match discard {
                 _ if length == 0 => {}
@@ -160,14 +162,14 @@ impl Block {
 
     /// Flushes the write if the driver cannot send flush requests.
     fn complete_write(&self) -> Result<usize, RequestError> {
-        if self.flush_each_write {
+        if self.flushes_each_write {
             self.disk.flush()?;
         }
         Ok(0)
     }
 
     fn check_writable(&self) -> Result<(), RequestError> {
-        match self.disk.read_only {
+        match self.disk.is_read_only {
             true => Err(RequestError::Invalid),
             false => Ok(()),
         }
@@ -175,10 +177,10 @@ impl Block {
 
     /// Returns the file offset of a range, or an error if the range exceeds the disk.
     fn byte_offset(&self, sector: u64, length: u64) -> Result<u64, RequestError> {
-        let end = sector.checked_add(length / SECTOR);
+        let end = sector.checked_add(length / SECTOR_SIZE);
         match end {
-            Some(end) if length.is_multiple_of(SECTOR) && end <= self.disk.sectors => {
-                Ok(sector * SECTOR)
+            Some(end) if length.is_multiple_of(SECTOR_SIZE) && end <= self.disk.sectors => {
+                Ok(sector * SECTOR_SIZE)
             }
             _ => Err(RequestError::Invalid),
         }
@@ -197,15 +199,14 @@ impl Block {
             _ => "",
         };
         self.log.warn(format_args!(
-            "{path} could not be {action} at sector {sector}, the guest gets an error: \
-             {error}{advice}"
+            "{path} cannot be {action} at sector {sector}; the request fails: {error}{advice}"
         ));
     }
 }
 
 impl VirtioDevice for Block {
     fn properties(&self) -> DeviceProperties {
-        let access: &[u32] = match self.disk.read_only {
+        let access: &[u32] = match self.disk.is_read_only {
             true => &[VIRTIO_BLK_F_RO],
             false => &[VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES],
         };
@@ -220,12 +221,12 @@ impl VirtioDevice for Block {
 
     fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
         let flush = features & feature_bit(VIRTIO_BLK_F_FLUSH) != 0;
-        self.flush_each_write = !flush && !self.disk.read_only;
+        self.flushes_each_write = !flush && !self.disk.is_read_only;
         Ok(())
     }
 
     fn process_queue(&mut self, _: usize, queue: &mut Queue) -> Result<(), DeviceError> {
-        queue.serve_available(|chain| self.serve(chain))
+        queue.serve_available(|chain| self.process_request(chain))
     }
 }
 
@@ -236,18 +237,17 @@ fn config_bytes(sectors: u64) -> Vec<u8> {
     put(0, &sectors.to_le_bytes());
     put(12, &MAX_SEGMENTS.to_le_bytes());
     put(20, &512_u32.to_le_bytes());
-    put(36, &MAX_SECTORS.to_le_bytes());
-    put(40, &MAX_RANGES.to_le_bytes());
+    put(36, &MAX_DISCARD_SECTORS.to_le_bytes());
+    put(40, &MAX_DISCARD_RANGES.to_le_bytes());
     // Discard alignment of 8 sectors: a discard of less than a file system block frees nothing.
     put(44, &8_u32.to_le_bytes());
-    put(48, &MAX_SECTORS.to_le_bytes());
-    put(52, &MAX_RANGES.to_le_bytes());
+    put(48, &MAX_DISCARD_SECTORS.to_le_bytes());
+    put(52, &MAX_DISCARD_RANGES.to_le_bytes());
     put(56, &[1]);
     config
 }
 
-/// Returns the four little-endian words of a header or range.
-fn words(bytes: &[u8; HEADER]) -> [u32; 4] {
+fn le_words(bytes: &[u8; HEADER_SIZE]) -> [u32; 4] {
     let (words, _) = bytes.as_chunks::<4>();
     [0, 1, 2, 3].map(|index| u32::from_le_bytes(words[index]))
 }

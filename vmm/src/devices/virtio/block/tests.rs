@@ -1,54 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tests of the block device through a driver.
-
 use std::{fs, os::unix::fs::MetadataExt as _};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, child_test};
+use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, child_test_command};
 
 const SECTORS: usize = 256;
 const OK: u8 = 0;
 const IOERR: u8 = 1;
 const UNSUPPORTED: u8 = 2;
 
-fn disk(folder: &TempDir, read_only: bool) -> Box<Block> {
+fn open_disk(folder: &TempDir, is_read_only: bool) -> Box<Block> {
     let path = folder.path().join("disk");
     if !path.exists() {
         let bytes: Vec<u8> = (0..=u8::MAX).flat_map(|sector| [sector; 512]).collect();
         fs::write(&path, bytes).unwrap();
     }
-    Box::new(Block::new(Disk::open(&path, read_only).unwrap(), "a disk of the tests"))
+    Box::new(Block::new(Disk::open(&path, is_read_only).unwrap(), "a disk of the tests"))
 }
 
 /// Returns the temporary directory of a disk, and the disk's driver.
-fn start(read_only: bool) -> (TempDir, Driver) {
+fn start_driver(is_read_only: bool) -> (TempDir, Driver) {
     let folder = tempfile::tempdir().unwrap();
-    drop(disk(&folder, false));
-    let driver = Driver::start(disk(&folder, read_only), EVENT_IDX);
+    drop(open_disk(&folder, false));
+    let driver = Driver::start(open_disk(&folder, is_read_only), EVENT_IDX);
     (folder, driver)
 }
 
-fn content(folder: &TempDir) -> Vec<u8> {
+fn disk_content(folder: &TempDir) -> Vec<u8> {
     fs::read(folder.path().join("disk")).unwrap()
 }
 
-fn read(driver: &mut Driver, sector: u64, length: u32) -> (Vec<u8>, u8) {
+fn read_sectors(driver: &mut Driver, sector: u64, length: u32) -> (Vec<u8>, u8) {
     let request =
         [Buffer::block_header(VIRTIO_BLK_T_IN, sector), Buffer::In(length), Buffer::In(1)];
     let (answers, _) = driver.request(0, &request);
     (answers[0].clone(), answers[1][0])
 }
 
-fn write(driver: &mut Driver, sector: u64, bytes: Vec<u8>) -> u8 {
+fn write_sectors(driver: &mut Driver, sector: u64, bytes: Vec<u8>) -> u8 {
     let request =
         [Buffer::block_header(VIRTIO_BLK_T_OUT, sector), Buffer::Out(bytes), Buffer::In(1)];
     driver.request(0, &request).0[0][0]
 }
 
-fn clear(driver: &mut Driver, kind: u32, sector: u64, sectors: u32, flags: u32) -> u8 {
+fn clear_range(driver: &mut Driver, kind: u32, sector: u64, sectors: u32, flags: u32) -> u8 {
     let mut range = sector.to_le_bytes().to_vec();
     range.extend(sectors.to_le_bytes());
     range.extend(flags.to_le_bytes());
@@ -58,7 +56,7 @@ fn clear(driver: &mut Driver, kind: u32, sector: u64, sectors: u32, flags: u32) 
 
 #[test]
 fn a_request_may_span_buffers_of_any_length() {
-    let (_folder, mut driver) = start(false);
+    let (_folder, mut driver) = start_driver(false);
     let Buffer::Out(head) = Buffer::block_header(VIRTIO_BLK_T_IN, 1) else { unreachable!() };
     let (first, second) = head.split_at(5);
 
@@ -83,37 +81,37 @@ fn a_request_may_span_buffers_of_any_length() {
 
 #[test]
 fn requests_beyond_the_disk_or_its_limits_fail() {
-    let (folder, mut driver) = start(false);
+    let (folder, mut driver) = start_driver(false);
     let end = SECTORS as u64;
 
     let results = [
-        read(&mut driver, end, 512).1,
-        read(&mut driver, end - 1, 1024).1,
-        read(&mut driver, u64::MAX, 512).1,
-        read(&mut driver, u64::MAX / 512, 1024).1,
-        read(&mut driver, 0, 100).1,
-        write(&mut driver, end, vec![0; 512]),
-        write(&mut driver, 0, vec![0; 100]),
-        clear(&mut driver, VIRTIO_BLK_T_DISCARD, end, 1, 0),
-        clear(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, 0, MAX_SECTORS + 1, 0),
+        read_sectors(&mut driver, end, 512).1,
+        read_sectors(&mut driver, end - 1, 1024).1,
+        read_sectors(&mut driver, u64::MAX, 512).1,
+        read_sectors(&mut driver, u64::MAX / 512, 1024).1,
+        read_sectors(&mut driver, 0, 100).1,
+        write_sectors(&mut driver, end, vec![0; 512]),
+        write_sectors(&mut driver, 0, vec![0; 100]),
+        clear_range(&mut driver, VIRTIO_BLK_T_DISCARD, end, 1, 0),
+        clear_range(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, 0, MAX_DISCARD_SECTORS + 1, 0),
     ];
 
     assert_eq!(results, [IOERR; 9]);
-    assert_eq!(content(&folder).len(), SECTORS * 512);
+    assert_eq!(disk_content(&folder).len(), SECTORS * 512);
 }
 
 #[test]
 fn ranges_are_zeroed_and_discarded() {
-    let (folder, mut driver) = start(false);
+    let (folder, mut driver) = start_driver(false);
     let blocks = || fs::metadata(folder.path().join("disk")).unwrap().blocks();
     let before = blocks();
 
-    let zeroed = clear(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, 1, 2, 0);
-    let discarded = clear(&mut driver, VIRTIO_BLK_T_DISCARD, 128, 128, 0);
-    let odd = clear(&mut driver, VIRTIO_BLK_T_DISCARD, 8, 8, 1);
+    let zeroed = clear_range(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, 1, 2, 0);
+    let discarded = clear_range(&mut driver, VIRTIO_BLK_T_DISCARD, 128, 128, 0);
+    let with_unmap_flag = clear_range(&mut driver, VIRTIO_BLK_T_DISCARD, 8, 8, 1);
 
-    let content = content(&folder);
-    assert_eq!((zeroed, odd), (OK, UNSUPPORTED));
+    let content = disk_content(&folder);
+    assert_eq!((zeroed, with_unmap_flag), (OK, UNSUPPORTED));
     assert_eq!(content[..2048], [vec![0; 512], vec![0; 1024], vec![3; 512]].concat());
     match discarded {
         OK => assert!(blocks() < before),
@@ -123,69 +121,69 @@ fn ranges_are_zeroed_and_discarded() {
 
 #[test]
 fn capacity_and_serial_number_are_reported() {
-    let (_folder, mut driver) = start(false);
+    let (_folder, mut driver) = start_driver(false);
 
     let id = driver
         .request(0, &[Buffer::block_header(VIRTIO_BLK_T_GET_ID, 0), Buffer::In(20), Buffer::In(1)]);
     let unknown = driver.request(0, &[Buffer::block_header(99, 0), Buffer::In(1)]);
 
-    assert_eq!(driver.get(0x100), 256);
+    assert_eq!(driver.read_register(0x100), 256);
     assert_eq!(id, (vec![b"a disk of the tests\0".to_vec(), vec![OK]], 21));
     assert_eq!(unknown.0, [[UNSUPPORTED]]);
 }
 
 #[test]
 fn writes_to_a_read_only_disk_fail() {
-    let (folder, mut driver) = start(true);
-    let before = content(&folder);
+    let (folder, mut driver) = start_driver(true);
+    let before = disk_content(&folder);
 
     let results = [
-        write(&mut driver, 0, vec![9; 512]),
-        clear(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, 0, 1, 0),
-        read(&mut driver, 3, 512).1,
+        write_sectors(&mut driver, 0, vec![9; 512]),
+        clear_range(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, 0, 1, 0),
+        read_sectors(&mut driver, 3, 512).1,
     ];
 
     assert_ne!(driver.offered_features() & feature_bit(VIRTIO_BLK_F_RO), 0);
     assert_eq!(results, [IOERR, IOERR, OK]);
-    assert_eq!(content(&folder), before);
+    assert_eq!(disk_content(&folder), before);
 }
 
 #[test]
 fn requests_beyond_a_truncated_file_fail() {
-    let (folder, mut driver) = start(false);
+    let (folder, mut driver) = start_driver(false);
     let file = fs::OpenOptions::new().write(true).open(folder.path().join("disk")).unwrap();
     file.set_len(1024).unwrap();
 
-    assert_eq!(read(&mut driver, 1, 1024).1, IOERR);
-    assert_eq!(read(&mut driver, 1, 512), (vec![1; 512], OK));
+    assert_eq!(read_sectors(&mut driver, 1, 1024).1, IOERR);
+    assert_eq!(read_sectors(&mut driver, 1, 512), (vec![1; 512], OK));
 }
 
 #[test]
 fn a_request_without_space_for_its_status_stops_the_device() {
-    let (_folder, mut driver) = start(false);
+    let (_folder, mut driver) = start_driver(false);
 
-    driver.add(0, &[Buffer::block_header(VIRTIO_BLK_T_FLUSH, 0)]);
+    driver.add_request(0, &[Buffer::block_header(VIRTIO_BLK_T_FLUSH, 0)]);
     driver.notify(0);
     driver.wait_needs_reset();
 
     driver.activate(0);
-    assert_eq!(read(&mut driver, 1, 512).1, OK);
+    assert_eq!(read_sectors(&mut driver, 1, 512).1, OK);
 }
 
 #[test]
 fn a_disk_has_one_writer_or_several_readers() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
-    let writer = disk(&folder, false);
+    let writer = open_disk(&folder, false);
 
     let second = Disk::open(&path, false).unwrap_err();
     let reader = Disk::open(&path, true).unwrap_err();
     drop(writer);
     let readers = [Disk::open(&path, true), Disk::open(&path, true)];
-    let late = Disk::open(&path, false).unwrap_err();
+    let writer_beside_readers = Disk::open(&path, false).unwrap_err();
 
     assert!(readers.iter().all(Result::is_ok));
-    for error in [second, reader, late] {
+    for error in [second, reader, writer_beside_readers] {
         assert!(error.to_string().contains("in use by another guest"), "{error}");
     }
 }
@@ -212,15 +210,15 @@ proptest! {
     fn a_disk_behaves_as_an_array_of_sectors(
         operations in prop::collection::vec((0..4_u8, 0..280_u64, 1..9_u32, any::<u8>()), 1..30),
     ) {
-        let (folder, mut driver) = start(false);
-        let mut model = content(&folder);
+        let (folder, mut driver) = start_driver(false);
+        let mut model = disk_content(&folder);
         for (kind, sector, count, byte) in operations {
             let (first, length) = (usize::try_from(sector).unwrap() * 512, count as usize * 512);
             let target = model.get_mut(first..first + length);
             let expected = if target.is_some() || kind == 3 { OK } else { IOERR };
             let status = match kind {
                 0 => {
-                    let (bytes, status) = read(&mut driver, sector, count * 512);
+                    let (bytes, status) = read_sectors(&mut driver, sector, count * 512);
                     if let Some(target) = target {
                         prop_assert_eq!(&bytes[..], target);
                     }
@@ -231,14 +229,14 @@ proptest! {
                     if let Some(target) = target {
                         target.copy_from_slice(&data);
                     }
-                    write(&mut driver, sector, data)
+                    write_sectors(&mut driver, sector, data)
                 }
                 2 => {
                     if let Some(target) = target {
                         target.fill(0);
                     }
                     let flags = u32::from(byte & 1);
-                    clear(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, sector, count, flags)
+                    clear_range(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, sector, count, flags)
                 }
                 _ => {
                     let request = [Buffer::block_header(VIRTIO_BLK_T_FLUSH, 0), Buffer::In(1)];
@@ -249,7 +247,7 @@ proptest! {
             };
             prop_assert_eq!(status, expected);
         }
-        prop_assert_eq!(content(&folder), model);
+        prop_assert_eq!(disk_content(&folder), model);
     }
 }
 
@@ -257,23 +255,23 @@ proptest! {
 /// disk.
 #[test]
 fn writes_fail_while_the_storage_of_the_host_is_full() {
-    const FULL: &str = "GRANULE_TEST_FULL";
-    if let Some(folder) = std::env::var_os(FULL) {
+    const FULL_DISK_VARIABLE: &str = "GRANULE_TEST_FULL";
+    if let Some(folder) = std::env::var_os(FULL_DISK_VARIABLE) {
         env_logger::builder().target(env_logger::Target::Stdout).init();
         let path = std::path::PathBuf::from(folder).join("disk");
         fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
         let disk = Disk::open(&path, false).unwrap();
         let mut driver = Driver::start(Box::new(Block::new(disk, "full")), EVENT_IDX);
 
-        let small = write(&mut driver, 0, vec![1; 16384]);
-        let large = write(&mut driver, 128, vec![2; 1 << 17]);
-        let read_back = read(&mut driver, 0, 16384);
+        let small = write_sectors(&mut driver, 0, vec![1; 16384]);
+        let large = write_sectors(&mut driver, 128, vec![2; 1 << 17]);
+        let read_back = read_sectors(&mut driver, 0, 16384);
         // Makes the disk sparse again, with the same size.
         for length in [0, 1 << 20] {
             let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.set_len(length).unwrap();
         }
-        let after = write(&mut driver, 128, vec![3; 16384]);
+        let after = write_sectors(&mut driver, 128, vec![3; 16384]);
 
         assert_eq!((small, large, after), (OK, IOERR, OK));
         assert_eq!(read_back, (vec![1; 16384], OK));
@@ -281,7 +279,7 @@ fn writes_fail_while_the_storage_of_the_host_is_full() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let child = child_test(concat!(
+    let child = child_test_command(concat!(
         "devices::virtio::block::tests::",
         "writes_fail_while_the_storage_of_the_host_is_full"
     ));
@@ -290,7 +288,7 @@ fn writes_fail_while_the_storage_of_the_host_is_full() {
         .args(["--map-root-user", "--mount", "sh", "-c", &format!("{mount}; exec \"$0\" \"$@\"")])
         .arg(child.get_program())
         .args(child.get_args())
-        .env(FULL, folder.path())
+        .env(FULL_DISK_VARIABLE, folder.path())
         .env("RUST_LOG", "warn")
         .output();
     let printed = match &output {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Network card (virtio 1.2, section 5.1), connected to a tap interface of the host.
+//! Network device (virtio 1.2, section 5.1), connected to a tap interface of the host.
 //!
 //! Each packet starts with a header that describes its checksum and segmentation offloads. Tap and
 //! guest use the same header, so the device passes packets unchanged and only negotiates the
@@ -25,11 +25,11 @@ use super::{
 
 pub use tap::Tap;
 
-const RECEIVE: usize = 0;
-const TRANSMIT: usize = 1;
+const RECEIVE_QUEUE: usize = 0;
+const TRANSMIT_QUEUE: usize = 1;
 
 /// Features that the device offers in addition to [`GUEST_OFFLOADS`].
-const FEATURES: [u32; 8] = [
+const OFFERED_FEATURES: [u32; 8] = [
     VIRTIO_NET_F_CSUM,
     VIRTIO_NET_F_MAC,
     VIRTIO_NET_F_HOST_TSO4,
@@ -50,20 +50,16 @@ const GUEST_OFFLOADS: [(u32, libc::c_uint); 5] = [
 ];
 
 const QUEUE_SIZE: u16 = 256;
-
 /// Size of the packet header, `struct virtio_net_hdr_v1`, in bytes.
-const HEADER: usize = 12;
+const HEADER_SIZE: usize = 12;
 /// Offset of `num_buffers` in the header.
-const NUM_BUFFERS: usize = 10;
-
+const NUM_BUFFERS_OFFSET: usize = 10;
 /// Maximum size of a packet with its header: 64 KiB and an Ethernet header.
-const MAX_PACKET: usize = HEADER + 65536 + 14 + 4;
-
+const MAX_PACKET_SIZE: usize = HEADER_SIZE + 65536 + 14 + 4;
 /// Offset of the link status in the configuration space.
-const STATUS: usize = 6;
-
+const STATUS_OFFSET: usize = 6;
 /// Maximum number of packets received before the worker serves the transmit queue.
-const BATCH: usize = 64;
+const MAX_PACKETS_PER_POLL: usize = 64;
 
 /// Ethernet address.
 pub type MacAddress = [u8; 6];
@@ -71,21 +67,20 @@ pub type MacAddress = [u8; 6];
 /// Network device.
 #[derive(Debug)]
 pub struct Net {
-    /// `None` once the tap has disappeared.
+    /// Open tap; `None` after it has disappeared.
     tap: Option<Tap>,
     config: ConfigSpace,
-    mergeable_buffers: bool,
-    /// Set while the receive queue may have an available buffer.
-    rx_available: bool,
-    /// Buffer for a packet from the tap.
-    packet: Box<[u8]>,
+    has_mergeable_buffers: bool,
+    /// Indicates that the receive queue may have an available buffer.
+    has_rx_buffer: bool,
+    packet_buffer: Box<[u8]>,
     /// Length of the packet that waits for receive buffers.
-    pending: Option<usize>,
+    pending_length: Option<usize>,
     log: RateLimitedLog,
 }
 
 /// Returns a locally administered address that depends only on the name of the tap.
-pub fn mac_for(tap: &str) -> MacAddress {
+pub fn mac_from_tap_name(tap: &str) -> MacAddress {
     // FNV-1a suffices: addresses only need to differ between names.
     let hash = tap.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -95,17 +90,17 @@ pub fn mac_for(tap: &str) -> MacAddress {
 }
 
 impl Net {
-    /// Creates a card with this address, connected to a tap.
+    /// Creates a device with this address, connected to a tap.
     pub fn new(tap: Tap, mac: MacAddress) -> Self {
         let mut config = mac.to_vec();
         config.extend(link_status(true));
         Self {
             tap: Some(tap),
             config: ConfigSpace::new(config, 0..0),
-            mergeable_buffers: false,
-            rx_available: false,
-            packet: vec![0; MAX_PACKET].into_boxed_slice(),
-            pending: None,
+            has_mergeable_buffers: false,
+            has_rx_buffer: false,
+            packet_buffer: vec![0; MAX_PACKET_SIZE].into_boxed_slice(),
+            pending_length: None,
             log: RateLimitedLog::default(),
         }
     }
@@ -116,22 +111,22 @@ impl Net {
         };
         let name = tap.name;
         self.log.warn(format_args!(
-            "the tap {name} has disappeared, the guest's link is down: {error}"
+            "the tap {name} has disappeared; the guest's link is down: {error}"
         ));
-        self.config.update(STATUS, &link_status(false));
+        self.config.update(STATUS_OFFSET, &link_status(false));
     }
 
     fn transmit(&mut self, queue: &mut Queue) -> Result<(), DeviceError> {
-        let mut lost = None;
+        let mut tap_error = None;
         queue.serve_available(|chain| {
-            let Some(tap) = self.tap.as_ref().filter(|_| lost.is_none()) else {
+            let Some(tap) = self.tap.as_ref().filter(|_| tap_error.is_none()) else {
                 return Ok(0);
             };
-            if chain.length(Direction::Readable) > MAX_PACKET {
+            if chain.length(Direction::Readable) > MAX_PACKET_SIZE {
                 return Err(DeviceError::Request("a packet is larger than 64 KiB"));
             }
             match chain.write_packet(tap) {
-                Err(error) if has_disappeared(&error) => lost = Some(error),
+                Err(error) if tap_has_disappeared(&error) => tap_error = Some(error),
                 // The packet is dropped if the queue is full, the interface is down or the packet
                 // is invalid.
                 Err(error) => log::debug!("{}: a packet is dropped: {error}", tap.name),
@@ -139,18 +134,18 @@ impl Net {
             }
             Ok(0)
         })?;
-        if let Some(error) = lost {
+        if let Some(error) = tap_error {
             self.take_link_down(&error);
         }
         Ok(())
     }
 
-    /// Passes packets to the guest until the tap has none or the guest has no buffer.
+    /// Copies packets to the guest until the tap has no packet or the guest has no buffer.
     fn receive(&mut self, queue: &mut Queue) -> Result<(), DeviceError> {
-        for _ in 0..BATCH {
+        for _ in 0..MAX_PACKETS_PER_POLL {
             if !self.deliver_pending(queue)? {
                 // The tap is not read until the driver adds a buffer.
-                self.rx_available = false;
+                self.has_rx_buffer = false;
                 break;
             }
             if !self.read_packet() {
@@ -162,12 +157,12 @@ impl Net {
 
     /// Copies the pending packet to the guest's buffers. Returns false if they lack space.
     fn deliver_pending(&mut self, queue: &mut Queue) -> Result<bool, DeviceError> {
-        let Some(length) = self.pending else {
+        let Some(length) = self.pending_length else {
             return Ok(true);
         };
         let mut chains: Vec<(DescriptorChain, usize)> = Vec::new();
-        let mut done = 0;
-        while done < length {
+        let mut copied = 0;
+        while copied < length {
             let Some(chain) = queue.pop()? else {
                 // Notifications are enabled before `undo_pop` returns chains, so that the driver
                 // notifies the device of further buffers.
@@ -180,23 +175,23 @@ impl Net {
                 return Ok(false);
             };
             let space = chain.length(Direction::Writable);
-            if space < HEADER || (!self.mergeable_buffers && space < length) {
+            if space < HEADER_SIZE || (!self.has_mergeable_buffers && space < length) {
                 let problem = "a receive buffer is smaller than a packet";
                 return Err(DeviceError::Request(problem));
             }
-            let part = space.min(length - done);
+            let part = space.min(length - copied);
             chains.push((chain, part));
-            done += part;
+            copied += part;
         }
         let buffers = u16::try_from(chains.len()).unwrap_or(u16::MAX);
-        self.packet[NUM_BUFFERS..HEADER].copy_from_slice(&buffers.to_le_bytes());
-        let mut done = 0;
+        self.packet_buffer[NUM_BUFFERS_OFFSET..HEADER_SIZE].copy_from_slice(&buffers.to_le_bytes());
+        let mut copied = 0;
         for (chain, part) in chains {
-            chain.write(0, &self.packet[done..done + part]);
-            queue.add_used(chain.head, part)?;
-            done += part;
+            chain.write(0, &self.packet_buffer[copied..copied + part]);
+            queue.add_used(chain.head_index, part)?;
+            copied += part;
         }
-        self.pending = None;
+        self.pending_length = None;
         Ok(true)
     }
 
@@ -205,9 +200,9 @@ impl Net {
         let Some(tap) = &self.tap else {
             return false;
         };
-        match rustix::io::read(tap, &mut self.packet[..]) {
-            Ok(length) if length > HEADER => {
-                self.pending = Some(length);
+        match rustix::io::read(tap, &mut self.packet_buffer[..]) {
+            Ok(length) if length > HEADER_SIZE => {
+                self.pending_length = Some(length);
                 true
             }
             Ok(0) => {
@@ -229,52 +224,54 @@ impl VirtioDevice for Net {
     fn properties(&self) -> DeviceProperties {
         DeviceProperties {
             device_type: VIRTIO_ID_NET,
-            features: feature_bits(&FEATURES) | feature_bits(&GUEST_OFFLOADS.map(|(f, _)| f)),
+            features: feature_bits(&OFFERED_FEATURES)
+                | feature_bits(&GUEST_OFFLOADS.map(|(f, _)| f)),
             queue_sizes: &[QUEUE_SIZE, QUEUE_SIZE],
             config: self.config.clone(),
         }
     }
 
     fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
-        self.mergeable_buffers = features & feature_bit(VIRTIO_NET_F_MRG_RXBUF) != 0;
+        self.has_mergeable_buffers = features & feature_bit(VIRTIO_NET_F_MRG_RXBUF) != 0;
         let flags = tap_offloads(features);
         let tap = self.tap.as_ref();
         match tap.map_or(Ok(()), |tap| tap.set_offloads(flags)) {
-            Err(error) if has_disappeared(&error) => {
+            Err(error) if tap_has_disappeared(&error) => {
                 self.take_link_down(&error);
                 Ok(())
             }
-            other => other
-                .map_err(DeviceError::host("negotiating offloads with the tap (TUNSETOFFLOAD)")),
+            other => other.map_err(DeviceError::host_call(
+                "negotiating offloads with the tap (TUNSETOFFLOAD)",
+            )),
         }
     }
 
     fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError> {
         match index {
-            TRANSMIT => self.transmit(queue),
+            TRANSMIT_QUEUE => self.transmit(queue),
             _ => {
-                self.rx_available = true;
+                self.has_rx_buffer = true;
                 self.receive(queue)
             }
         }
     }
 
     fn backend_fds(&self) -> Vec<BorrowedFd<'_>> {
-        let tap = self.tap.iter().filter(|_| self.rx_available);
+        let tap = self.tap.iter().filter(|_| self.has_rx_buffer);
         tap.map(AsFd::as_fd).collect()
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        queues[RECEIVE].as_mut().map_or(Ok(()), |queue| self.receive(queue))
+        queues[RECEIVE_QUEUE].as_mut().map_or(Ok(()), |queue| self.receive(queue))
     }
 
     fn reset(&mut self) {
-        self.rx_available = false;
-        self.pending = None;
+        self.has_rx_buffer = false;
+        self.pending_length = None;
     }
 }
 
-fn has_disappeared(error: &io::Error) -> bool {
+fn tap_has_disappeared(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBADFD | libc::ENODEV | libc::ENXIO))
 }
 

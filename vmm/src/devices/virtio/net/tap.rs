@@ -13,20 +13,20 @@ use std::{
 
 use vmm_sys_util::ioctl::{ioctl_with_ref, ioctl_with_val};
 
-use super::{super::BackendError, HEADER};
+use super::{super::BackendError, HEADER_SIZE};
 
 /// Open tap; clones share it.
 #[derive(Debug, Clone)]
 pub struct Tap {
     file: Arc<File>,
     pub(super) name: String,
-    /// Set if the descriptor accepts `TUNSETOFFLOAD`.
+    /// Indicates that the descriptor accepts `TUNSETOFFLOAD`.
     has_offloads: bool,
 }
 
 impl Tap {
-    /// Attaches to the tap of this name. With the permission, the kernel creates a missing tap for
-    /// the lifetime of the process.
+    /// Attaches to the tap of this name. If the process has the permission, the kernel creates a
+    /// missing tap, which exists until the process ends.
     ///
     /// # Errors
     /// The name is invalid, or the kernel refuses.
@@ -62,11 +62,11 @@ impl Tap {
         request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).unwrap_or(0);
         // SAFETY: the kernel reads a whole `struct ifreq` during the call.
         let result = unsafe { ioctl_with_ref(&file, ioctl_number(libc::TUNSETIFF), &request) };
-        check(result).map_err(|source| refused("TUNSETIFF", source))?;
-        let size = libc::c_int::try_from(HEADER).unwrap_or(0);
+        check_ioctl(result).map_err(|source| refused("TUNSETIFF", source))?;
+        let size = libc::c_int::try_from(HEADER_SIZE).unwrap_or(0);
         // SAFETY: the kernel reads an int during the call.
         let result = unsafe { ioctl_with_ref(&file, ioctl_number(libc::TUNSETVNETHDRSZ), &size) };
-        check(result).map_err(|source| refused("TUNSETVNETHDRSZ", source))?;
+        check_ioctl(result).map_err(|source| refused("TUNSETVNETHDRSZ", source))?;
         Ok(Self { file: Arc::new(file), name: name.to_owned(), has_offloads: true })
     }
 
@@ -77,14 +77,14 @@ impl Tap {
         Self { file, name: name.to_owned(), has_offloads: false }
     }
 
-    /// Sets the offloads that the guest accepts; the kernel resolves all others.
+    /// Sets the offloads that the guest accepts; the kernel performs all others.
     pub(super) fn set_offloads(&self, flags: libc::c_uint) -> io::Result<()> {
         if !self.has_offloads {
             return Ok(());
         }
         let number = ioctl_number(libc::TUNSETOFFLOAD);
         // SAFETY: the argument is a number.
-        check(unsafe { ioctl_with_val(&self.file, number, libc::c_ulong::from(flags)) })
+        check_ioctl(unsafe { ioctl_with_val(&self.file, number, libc::c_ulong::from(flags)) })
     }
 }
 
@@ -105,7 +105,7 @@ impl AsFd for Tap {
     }
 }
 
-fn check(result: libc::c_int) -> io::Result<()> {
+fn check_ioctl(result: libc::c_int) -> io::Result<()> {
     match result {
         0.. => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -122,8 +122,8 @@ fn advice(name: &str, source: &io::Error) -> String {
     match source.raw_os_error() {
         Some(libc::EBUSY) => ": another program uses it".to_owned(),
         Some(libc::EPERM | libc::EACCES) => format!(
-            ": make it beforehand with 'ip tuntap add dev {name} mode tap vnet_hdr user USER', as \
-             root"
+            ": create it beforehand as root with 'ip tuntap add dev {name} mode tap vnet_hdr user \
+             USER'"
         ),
         Some(libc::EINVAL) => {
             ": it exists and is not a tap with one queue; use another name".to_owned()

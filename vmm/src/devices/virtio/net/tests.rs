@@ -13,27 +13,27 @@ use virtio_bindings::virtio_net::{
 use super::*;
 use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, wait_until};
 
-const MERGE: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
+const MRG_RXBUF: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 
-/// Returns a card and the host's end of its tap.
-fn card() -> (Box<Net>, UnixDatagram) {
+/// Returns a network device and the host's end of its tap.
+fn net_device() -> (Box<Net>, UnixDatagram) {
     let (tap, host) = Tap::pair();
     host.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    (Box::new(Net::new(tap, mac_for("tap0"))), host)
+    (Box::new(Net::new(tap, mac_from_tap_name("tap0"))), host)
 }
 
 /// Returns a header without offloads and `length` bytes of content.
 fn packet(length: usize) -> Vec<u8> {
     let content = (0..253).cycle().take(length);
-    [0; HEADER].into_iter().chain(content).collect()
+    [0; HEADER_SIZE].into_iter().chain(content).collect()
 }
 
 #[test]
 fn transmitted_packets_reach_the_tap_unchanged() {
-    let (card, host) = card();
-    let mut driver = Driver::start(card, EVENT_IDX);
+    let (device, host) = net_device();
+    let mut driver = Driver::start(device, EVENT_IDX);
     let sent = packet(1500);
-    let (head, body) = sent.split_at(HEADER);
+    let (head, body) = sent.split_at(HEADER_SIZE);
 
     driver.request(1, &[Buffer::Out(head.to_vec()), Buffer::Out(body.to_vec())]);
     driver.request(1, &[Buffer::Out(packet(60))]);
@@ -47,8 +47,8 @@ fn transmitted_packets_reach_the_tap_unchanged() {
 
 #[test]
 fn received_packets_are_copied_to_the_guest() {
-    let (card, host) = card();
-    let mut driver = Driver::start(card, EVENT_IDX);
+    let (device, host) = net_device();
+    let mut driver = Driver::start(device, EVENT_IDX);
 
     for length in [60, 1500, 9000] {
         host.send(&packet(length)).unwrap();
@@ -56,43 +56,43 @@ fn received_packets_are_copied_to_the_guest() {
 
         let packet = packet(length);
         assert_eq!(written as usize, packet.len());
-        assert_eq!(answers[0][..NUM_BUFFERS], packet[..NUM_BUFFERS]);
-        assert_eq!(answers[0][NUM_BUFFERS..], [1, 0]);
-        assert_eq!(answers[1][..length], packet[HEADER..]);
+        assert_eq!(answers[0][..NUM_BUFFERS_OFFSET], packet[..NUM_BUFFERS_OFFSET]);
+        assert_eq!(answers[0][NUM_BUFFERS_OFFSET..], [1, 0]);
+        assert_eq!(answers[1][..length], packet[HEADER_SIZE..]);
     }
 }
 
 #[test]
 fn a_packet_may_span_buffers_and_waits_for_them() {
-    let (card, host) = card();
-    let mut driver = Driver::start(card, MERGE | EVENT_IDX);
+    let (device, host) = net_device();
+    let mut driver = Driver::start(device, MRG_RXBUF | EVENT_IDX);
     let sent = packet(2000);
 
-    let first = driver.add(0, &[Buffer::In(1000)]);
+    let first = driver.add_request(0, &[Buffer::In(1000)]);
     driver.notify(0);
     host.send(&sent).unwrap();
     std::thread::sleep(Duration::from_millis(50));
     assert!(!driver.has_used(0));
-    let second = driver.add(0, &[Buffer::In(1012)]);
-    let third = driver.add(0, &[Buffer::In(1000)]);
+    let second = driver.add_request(0, &[Buffer::In(1012)]);
+    let third = driver.add_request(0, &[Buffer::In(1000)]);
     driver.notify(0);
     let written = [driver.wait_used(0), driver.wait_used(0)];
 
-    let bytes = [driver.bytes(first[0], 1000), driver.bytes(second[0], 1012)].concat();
+    let bytes = [driver.read_bytes(first[0], 1000), driver.read_bytes(second[0], 1012)].concat();
     assert_eq!(written, [1000, 1012]);
-    assert_eq!(bytes[NUM_BUFFERS..HEADER], [2, 0]);
-    assert_eq!(bytes[HEADER..], sent[HEADER..]);
+    assert_eq!(bytes[NUM_BUFFERS_OFFSET..HEADER_SIZE], [2, 0]);
+    assert_eq!(bytes[HEADER_SIZE..], sent[HEADER_SIZE..]);
     host.send(&packet(100)).unwrap();
     assert_eq!(driver.wait_used(0), 112);
-    assert_eq!(driver.bytes(third[0], 112)[NUM_BUFFERS..HEADER], [1, 0]);
+    assert_eq!(driver.read_bytes(third[0], 112)[NUM_BUFFERS_OFFSET..HEADER_SIZE], [1, 0]);
 }
 
 #[test]
 fn a_receive_buffer_smaller_than_a_packet_stops_the_device() {
-    let (card, host) = card();
-    let mut driver = Driver::start(card, 0);
+    let (device, host) = net_device();
+    let mut driver = Driver::start(device, 0);
 
-    driver.add(0, &[Buffer::In(100)]);
+    driver.add_request(0, &[Buffer::In(100)]);
     driver.notify(0);
     host.send(&packet(100)).unwrap();
     driver.wait_needs_reset();
@@ -105,23 +105,23 @@ fn a_receive_buffer_smaller_than_a_packet_stops_the_device() {
 /// Checks that `remove`, which makes the tap disappear, takes the link down: the driver gets a
 /// configuration interrupt, and its packets are dropped.
 fn check_link_loss(tap: Tap, remove: impl FnOnce()) {
-    let card = Box::new(Net::new(tap, mac_for("tap0")));
-    let mut driver = Driver::start(card, 1 << VIRTIO_NET_F_STATUS);
-    driver.add(0, &[Buffer::In(2000)]);
+    let device = Box::new(Net::new(tap, mac_from_tap_name("tap0")));
+    let mut driver = Driver::start(device, 1 << VIRTIO_NET_F_STATUS);
+    driver.add_request(0, &[Buffer::In(2000)]);
     driver.notify(0);
-    let link_before = driver.get(0x104) >> 16;
-    let interrupt_before = driver.get(0x60) & 2;
+    let link_before = driver.read_register(0x104) >> 16;
+    let interrupt_before = driver.read_register(0x60) & 2;
 
     remove();
     // The device detects the loss by a failed read or write.
     driver.request(1, &[Buffer::Out(packet(60))]);
-    wait_until("the link is down", || driver.get(0x104) >> 16 == 0);
-    wait_until("a configuration interrupt", || driver.get(0x60) & 2 != 0);
+    wait_until("the link is down", || driver.read_register(0x104) >> 16 == 0);
+    wait_until("a configuration interrupt", || driver.read_register(0x60) & 2 != 0);
 
     assert_eq!((link_before, interrupt_before), (1, 0));
     assert!(driver.irq.read().is_ok());
     assert_eq!(driver.request(1, &[Buffer::Out(packet(60))]).1, 0);
-    assert_eq!(driver.get(0x70) & 64, 0, "the device continues");
+    assert_eq!(driver.read_register(0x70) & 64, 0, "the device continues");
 }
 
 #[test]
@@ -157,11 +157,11 @@ fn a_deleted_tap_takes_the_link_down() {
 
 #[test]
 fn mac_addresses_are_local_and_differ_by_name() {
-    let (one, two) = (mac_for("tap0"), mac_for("tap1"));
+    let (one, two) = (mac_from_tap_name("tap0"), mac_from_tap_name("tap1"));
 
     assert_eq!((one[0], two[0]), (2, 2));
     assert_ne!(one, two);
-    assert_eq!(one, mac_for("tap0"));
+    assert_eq!(one, mac_from_tap_name("tap0"));
 }
 
 #[test]

@@ -11,8 +11,8 @@ const MAGIC: u32 = 0x7472_6976;
 /// Version of the transport: 2 since virtio 1.0.
 const VERSION: u32 = 2;
 /// Vendor identifier; drivers ignore it.
-const VENDOR: u32 = 0x4e52_4752;
-const CONFIG: u64 = reg::VIRTIO_MMIO_CONFIG as u64;
+const VENDOR_ID: u32 = 0x4e52_4752;
+const CONFIG_OFFSET: u64 = reg::VIRTIO_MMIO_CONFIG as u64;
 
 impl Transport {
     fn load(&self, offset: u32) -> Option<u32> {
@@ -21,7 +21,7 @@ impl Transport {
             reg::VIRTIO_MMIO_MAGIC_VALUE => MAGIC,
             reg::VIRTIO_MMIO_VERSION => VERSION,
             reg::VIRTIO_MMIO_DEVICE_ID => self.device_type,
-            reg::VIRTIO_MMIO_VENDOR_ID => VENDOR,
+            reg::VIRTIO_MMIO_VENDOR_ID => VENDOR_ID,
             reg::VIRTIO_MMIO_DEVICE_FEATURES => {
                 half(self.offered_features, self.registers.device_features_sel)
             }
@@ -39,7 +39,7 @@ impl Transport {
         })
     }
 
-    /// Returns whether the register accepts the value at this time.
+    /// Writes a register. Returns whether it accepts the value at this time.
     fn store(&mut self, offset: u32, value: u32) -> bool {
         let registers = &mut self.registers;
         let negotiating = registers.status & (DRIVER | FEATURES_OK | FAILED) == DRIVER;
@@ -53,7 +53,7 @@ impl Transport {
             reg::VIRTIO_MMIO_QUEUE_SEL => registers.queue_sel = value,
             reg::VIRTIO_MMIO_QUEUE_NOTIFY => match self.queue_events.get(value as usize) {
                 Some(event) => {
-                    // Fails only if the counter is full; a notification is then pending already.
+                    // The write fails only if the counter is full, with a notification pending.
                     let _ = event.write(1);
                 }
                 None => return false,
@@ -93,7 +93,7 @@ impl Transport {
 
 impl MmioDevice for Transport {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> bool {
-        if let Some(offset) = offset.checked_sub(CONFIG) {
+        if let Some(offset) = offset.checked_sub(CONFIG_OFFSET) {
             return self.config.read(offset, data);
         }
         let Ok(word) = <&mut [u8; 4]>::try_from(data) else {
@@ -105,7 +105,7 @@ impl MmioDevice for Transport {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> bool {
-        if let Some(offset) = offset.checked_sub(CONFIG) {
+        if let Some(offset) = offset.checked_sub(CONFIG_OFFSET) {
             return self.config.write_by_driver(offset, data);
         }
         match (u32::try_from(offset), <[u8; 4]>::try_from(data)) {

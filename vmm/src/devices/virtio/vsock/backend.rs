@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Backend of the vsock device in the host's kernel: `/dev/vhost-vsock`.
 //!
-//! Opening it reserves the CID, which no other guest can use until this process ends. Each
+//! Opening the backend reserves the CID, which no other guest can use until this process ends. Each
 //! activation passes the features, the addresses of guest memory in this process and those of the
 //! queues, then starts the backend. Before each access to a queue, the kernel checks for a stop
-//! ([`ActiveBackend`]) under the queue's lock. The stop takes these locks, so that the kernel
+//! ([`ActiveBackend`]) under the queue's lock. Stopping the backend takes these locks; the kernel
 //! accesses no queue or buffer afterwards.
 //!
 //! The kernel translates the guest addresses in descriptors by the memory table. Rings are passed
@@ -31,21 +31,21 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     super::{BackendError, DeviceError, Interrupt, Queue, feature_bit},
-    RECEIVE,
+    RECEIVE_QUEUE,
 };
 
 /// `SOCK_SEQPACKET` support (section 5.10.3), which the bindings lack.
-const F_SEQPACKET: u32 = 1;
+const VIRTIO_VSOCK_F_SEQPACKET: u32 = 1;
 
-/// Returns a conversion for `map_err` that adds `operation`, the purpose of the failed call.
-pub(super) fn refused(operation: &'static str) -> impl Fn(io::Error) -> BackendError {
+/// Returns a function for `map_err` that adds `operation`, the purpose of the failed call.
+pub(super) fn vsock_error(operation: &'static str) -> impl Fn(io::Error) -> BackendError {
     move |source| {
         BackendError::new(format!("the vsock of this host cannot be used ({operation})"), source)
     }
 }
 
-/// Converts an error of the `vhost` crate, to that of the kernel if it contains one.
-fn host_error(error: vhost::Error) -> io::Error {
+/// Returns the kernel's error in an error of the `vhost` crate, or else the whole error.
+fn kernel_error(error: vhost::Error) -> io::Error {
     use vhost::Error;
     match error {
         Error::VhostOpen(source) | Error::IoctlError(source) | Error::IOError(source) => source,
@@ -74,8 +74,8 @@ pub struct VsockBackend {
     pub(super) features: u64,
 }
 
-/// Device type of the `vhost` crate. The crate binds an opened device to guest memory before that
-/// exists: the device has an empty memory, and [`BoundBackend`] provides the actual one.
+/// Device type of the `vhost` crate. The crate binds a device to memory on open, when guest memory
+/// does not exist yet. [`BoundBackend`] therefore replaces the device's empty memory.
 type KernelDevice = VhostDevice<Arc<GuestMemoryMmap>>;
 
 impl fmt::Debug for VsockBackend {
@@ -90,47 +90,52 @@ impl VsockBackend {
     /// # Errors
     /// The host has no such device, the CID is in use, or the kernel refuses.
     pub fn open(cid: u32) -> Result<Self, BackendError> {
-        let device = KernelDevice::new(Arc::default()).map_err(host_error).map_err(|source| {
+        let device = KernelDevice::new(Arc::default()).map_err(kernel_error).map_err(|source| {
             let message = format!("/dev/vhost-vsock cannot be opened{}", advice(&source));
             BackendError::new(message, source)
         })?;
         let offered = device
             .get_features()
-            .map_err(host_error)
-            .map_err(refused("reading its features, VHOST_GET_FEATURES"))?;
-        device.set_guest_cid(cid.into()).map_err(|error| match host_error(error) {
+            .map_err(kernel_error)
+            .map_err(vsock_error("reading its features, VHOST_GET_FEATURES"))?;
+        device.set_guest_cid(cid.into()).map_err(|error| match kernel_error(error) {
             source if source.raw_os_error() == Some(libc::EADDRINUSE) => {
                 let message = format!(
                     "the CID {cid} is taken, by another guest or by this host: choose another one"
                 );
                 BackendError::new(message, None)
             }
-            other => refused("reserving the CID, VHOST_VSOCK_SET_GUEST_CID")(other),
+            other => vsock_error("reserving the CID, VHOST_VSOCK_SET_GUEST_CID")(other),
         })?;
-        Ok(Self { device: Arc::new(device), cid, features: offered & feature_bit(F_SEQPACKET) })
+        Ok(Self {
+            device: Arc::new(device),
+            cid,
+            features: offered & feature_bit(VIRTIO_VSOCK_F_SEQPACKET),
+        })
     }
 
-    /// Makes this process the owner of the device. Separate from [`VsockBackend::open`]: the kernel
-    /// may start a thread of this process, and only a process of one thread can drop privileges.
+    /// Makes this process the owner of the device. [`VsockBackend::open`] does not, because the
+    /// kernel may start a thread, and only a single-threaded process can drop privileges.
     pub(super) fn set_owner(&self) -> Result<(), BackendError> {
-        match self.device.set_owner().map_err(host_error) {
-            // The owner since an earlier boot of the guest; no other process has the descriptor.
+        match self.device.set_owner().map_err(kernel_error) {
+            // An earlier boot made this process the owner; no other process has the descriptor.
             Err(source) if source.raw_os_error() == Some(libc::EBUSY) => Ok(()),
-            other => other.map_err(refused("VHOST_SET_OWNER")),
+            other => other.map_err(vsock_error("VHOST_SET_OWNER")),
         }
     }
 
-    /// Makes the kernel serve the receive and transmit queues. It signals `used` when the driver
-    /// needs an interrupt, and `broken` when it cannot continue.
+    /// Makes the kernel serve the receive and transmit queues. The kernel signals
+    /// `call_event` when the driver needs an interrupt, and `err_event` when it cannot continue.
     pub(super) fn start(
         &self,
         queues: [Queue; 2],
         features: u64,
-        used: &EventFd,
-        broken: &EventFd,
+        call_event: &EventFd,
+        err_event: &EventFd,
     ) -> Result<ActiveBackend, DeviceError> {
-        let call = |operation| move |error| DeviceError::host(operation)(host_error(error));
-        let bound = BoundBackend { device: &self.device, memory: queues[RECEIVE].memory.map() };
+        let call = |operation| move |error| DeviceError::host_call(operation)(kernel_error(error));
+        let bound =
+            BoundBackend { device: &self.device, memory: queues[RECEIVE_QUEUE].memory.map() };
         bound.set_features(features).map_err(call("setting features (VHOST_SET_FEATURES)"))?;
         bound
             .set_mem_table(&memory_table(bound.memory))
@@ -147,13 +152,13 @@ impl VsockBackend {
                 .set_vring_base(index, 0)
                 .map_err(call("setting a queue's base (VHOST_SET_VRING_BASE)"))?;
             bound
-                .set_vring_call(index, used)
+                .set_vring_call(index, call_event)
                 .map_err(call("setting an interrupt event (VHOST_SET_VRING_CALL)"))?;
             bound
-                .set_vring_err(index, broken)
+                .set_vring_err(index, err_event)
                 .map_err(call("setting an error event (VHOST_SET_VRING_ERR)"))?;
             bound
-                .set_vring_kick(index, &queue.event)
+                .set_vring_kick(index, &queue.kick_event)
                 .map_err(call("setting a notification event (VHOST_SET_VRING_KICK)"))?;
         }
         self.device.start().map_err(call("starting the backend (VHOST_VSOCK_SET_RUNNING)"))?;
@@ -164,13 +169,13 @@ impl VsockBackend {
 /// Running backend. Dropping it stops the kernel, which then accesses no queue and no buffer.
 pub(super) struct ActiveBackend {
     device: Arc<KernelDevice>,
-    /// Queues, which keep alive the memory that the kernel uses.
+    /// Queues, which own the memory that the kernel accesses.
     queues: [Queue; 2],
 }
 
 impl ActiveBackend {
     pub(super) fn interrupt(&self) -> &Interrupt {
-        &self.queues[RECEIVE].interrupt
+        &self.queues[RECEIVE_QUEUE].interrupt
     }
 }
 
@@ -211,8 +216,7 @@ impl<'a> VhostKernBackend for BoundBackend<'a> {
 }
 
 /// Returns whether each part of the queue lies within one memory region, so that the kernel can
-/// access it through an address of this process. [`Queue::new`] has validated
-/// everything else.
+/// access it through an address of this process. [`Queue::new`] has validated everything else.
 pub(super) fn is_within_one_region(memory: &GuestMemoryMmap, config: &VringConfigData) -> bool {
     let size = usize::from(config.queue_size);
     // Section 2.7: entries, and in the rings flags, index and the event index.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Vsock (virtio 1.2, section 5.10): `AF_VSOCK` sockets between guest and host. An address is a
-//! context identifier (CID; that of the host is 2) and a port.
+//! context identifier (CID; the host's CID is 2) and a port.
 //!
 //! The data path is in the host's kernel ([`VsockBackend`]), which waits for notifications of the
 //! receive and transmit queues on the ioeventfds and accesses queues and buffers from its own
 //! thread. The worker of this device does not serve these two queues. When the kernel signals used
 //! buffers, the worker sets the cause in the interrupt status register, which the kernel cannot do,
-//! and raises the interrupt. The event queue stays unused: its only event is for a migrated guest.
+//! and raises the interrupt. The event queue stays unused: its only event reports a migration.
 //!
 //! The kernel is stopped before a reset completes, before the device is dropped, and when it
 //! reports an invalid ring or packet; it accesses no guest memory afterwards. Pausing the VM only
@@ -27,28 +27,28 @@ use super::{
 use crate::scoped_thread::borrow_event;
 
 pub use backend::VsockBackend;
-use backend::{ActiveBackend, refused};
+use backend::{ActiveBackend, vsock_error};
 
-const RECEIVE: usize = 0;
-const TRANSMIT: usize = 1;
+const RECEIVE_QUEUE: usize = 0;
+const TRANSMIT_QUEUE: usize = 1;
 
 /// Vsock device.
-#[allow(missing_debug_implementations, reason = "its backend has none")]
+#[allow(missing_debug_implementations, reason = "its backend does not implement Debug")]
 pub struct Vsock {
     backend: VsockBackend,
-    /// Signalled by the kernel for used buffers.
-    used: EventFd,
-    /// Signalled by the kernel for an invalid ring or packet.
-    broken: EventFd,
-    active: Option<ActiveBackend>,
+    /// Event that the kernel signals for used buffers.
+    call_event: EventFd,
+    /// Event that the kernel signals for an invalid ring or packet.
+    err_event: EventFd,
+    active_backend: Option<ActiveBackend>,
 }
 
 impl Vsock {
     /// Creates the device of a VM with the CID of `backend`.
     pub fn new(backend: VsockBackend) -> Result<Self, BackendError> {
         backend.set_owner()?;
-        let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(refused("creating its events"));
-        Ok(Self { backend, used: event()?, broken: event()?, active: None })
+        let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(vsock_error("creating its events"));
+        Ok(Self { backend, call_event: event()?, err_event: event()?, active_backend: None })
     }
 }
 
@@ -64,16 +64,17 @@ impl VirtioDevice for Vsock {
     }
 
     fn activate(&mut self, features: u64, queues: &mut Queues) -> Result<(), DeviceError> {
-        let (Some(receive), Some(transmit)) = (queues[RECEIVE].take(), queues[TRANSMIT].take())
+        let (Some(receive), Some(transmit)) =
+            (queues[RECEIVE_QUEUE].take(), queues[TRANSMIT_QUEUE].take())
         else {
             let problem = "it uses the device without receive and transmit queues";
             return Err(DeviceError::Request(problem));
         };
         // Clears the events of an earlier activation.
-        let _ = (self.used.read(), self.broken.read());
+        let _ = (self.call_event.read(), self.err_event.read());
         let queues = [receive, transmit];
-        let active = self.backend.start(queues, features, &self.used, &self.broken)?;
-        self.active = Some(active);
+        let active = self.backend.start(queues, features, &self.call_event, &self.err_event)?;
+        self.active_backend = Some(active);
         Ok(())
     }
 
@@ -83,18 +84,18 @@ impl VirtioDevice for Vsock {
     }
 
     fn backend_fds(&self) -> Vec<BorrowedFd<'_>> {
-        match self.active {
-            Some(_) => [&self.used, &self.broken].map(borrow_event).into(),
+        match self.active_backend {
+            Some(_) => [&self.call_event, &self.err_event].map(borrow_event).into(),
             None => Vec::new(),
         }
     }
 
     fn process_backend(&mut self, _: &mut Queues) -> Result<(), DeviceError> {
-        if let (Ok(_), Some(active)) = (self.used.read(), &self.active) {
+        if let (Ok(_), Some(active)) = (self.call_event.read(), &self.active_backend) {
             active.interrupt().signal_used();
         }
-        if self.broken.read().is_ok() {
-            self.active = None;
+        if self.err_event.read().is_ok() {
+            self.active_backend = None;
             let problem = "the host's kernel reports an invalid ring or packet (vhost)";
             return Err(DeviceError::Request(problem));
         }
@@ -102,7 +103,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn reset(&mut self) {
-        self.active = None;
+        self.active_backend = None;
     }
 }
 
@@ -126,20 +127,20 @@ mod tests {
         let mut driver = Driver::start(Box::new(Vsock::new(backend).unwrap()), 0);
 
         // A packet that is shorter than its header.
-        driver.add(TRANSMIT, &[Buffer::Out(vec![0; 8])]);
-        driver.notify(TRANSMIT);
+        driver.add_request(TRANSMIT_QUEUE, &[Buffer::Out(vec![0; 8])]);
+        driver.notify(TRANSMIT_QUEUE);
         driver.wait_needs_reset();
         driver.activate(0);
 
-        assert_eq!(driver.get(0x70), 15);
+        assert_eq!(driver.read_register(0x70), 15);
     }
 
     #[test]
-    fn a_missing_device_has_a_remedy_in_its_message() {
-        let of = |number| advice(&std::io::Error::from_raw_os_error(number));
+    fn the_error_for_a_missing_device_contains_a_remedy() {
+        let advice_for = |number| advice(&std::io::Error::from_raw_os_error(number));
 
-        assert!(of(libc::ENOENT).contains("modprobe vhost_vsock"));
-        assert!(of(libc::EACCES).contains("root"));
+        assert!(advice_for(libc::ENOENT).contains("modprobe vhost_vsock"));
+        assert!(advice_for(libc::EACCES).contains("root"));
         if !std::path::Path::new("/dev/vhost-vsock").exists() {
             let error = VsockBackend::open(3).unwrap_err();
             assert!(error.to_string().contains("modprobe"), "{error}");

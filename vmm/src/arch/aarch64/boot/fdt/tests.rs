@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::devices::{Rtc, Serial};
 
-/// Returns a device tree as text, in file order (Devicetree Specification 0.4, chapter 5).
-fn text(bytes: &[u8]) -> String {
+/// Converts a device tree blob to text, in file order (Devicetree Specification 0.4, chapter 5).
+fn fdt_to_text(bytes: &[u8]) -> String {
     let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let name_at = |at: usize| {
         let end = bytes[at..].iter().position(|byte| *byte == 0).unwrap();
@@ -63,15 +63,15 @@ fn devices() -> Vec<MmioDeviceInfo> {
     ]
 }
 
-const MEMORY: &[(GuestAddress, Bytes)] = &[(GuestAddress(0x4000_0000), Bytes::mib(512))];
+const MEMORY_RANGES: &[(GuestAddress, Bytes)] = &[(GuestAddress(0x4000_0000), Bytes::mib(512))];
 
 /// Returns a device tree without devices, PMU, initramfs or entropy.
-fn fdt<'a>(cpus: &'a [u64], command_line: &'a str) -> Fdt<'a> {
+fn minimal_fdt<'a>(cpus: &'a [u64], command_line: &'a str) -> Fdt<'a> {
     Fdt {
-        memory: MEMORY,
-        cpus,
-        pmu: false,
-        gic: Gic::V3 { its: true },
+        memory: MEMORY_RANGES,
+        affinities: cpus,
+        has_pmu: false,
+        gic: Gic::V3 { has_its: true },
         devices: &[],
         command_line,
         initrd: None,
@@ -82,15 +82,15 @@ fn fdt<'a>(cpus: &'a [u64], command_line: &'a str) -> Fdt<'a> {
 #[test]
 fn the_fdt_matches_the_golden_file() {
     let fdt = Fdt {
-        memory: &[MEMORY[0], (GuestAddress(0x6000_0000), Bytes::gib(16))],
-        pmu: true,
+        memory: &[MEMORY_RANGES[0], (GuestAddress(0x6000_0000), Bytes::gib(16))],
+        has_pmu: true,
         devices: &devices(),
         initrd: Some(GuestAddress(0x4420_0000)..GuestAddress(0x4430_0001)),
         seed: Some(&[7; 40]),
-        ..fdt(&[0, 1], "console=ttyS0 quiet")
+        ..minimal_fdt(&[0, 1], "console=ttyS0 quiet")
     };
 
-    let text = text(&fdt.write().unwrap());
+    let text = fdt_to_text(&fdt.write().unwrap());
 
     // After an intended change, run the test with GRANULE_BLESS=1 and review the difference.
     if std::env::var_os("GRANULE_BLESS").is_some() {
@@ -102,9 +102,9 @@ fn the_fdt_matches_the_golden_file() {
 
 #[test]
 fn gicv2_private_interrupts_have_a_cpu_mask() {
-    let fdt = Fdt { gic: Gic::V2, ..fdt(&[0, 1, 2], "") };
+    let fdt = Fdt { gic: Gic::V2, ..minimal_fdt(&[0, 1, 2], "") };
 
-    let text = text(&fdt.write().unwrap());
+    let text = fdt_to_text(&fdt.write().unwrap());
 
     assert!(text.contains("compatible = arm,cortex-a15-gic"), "{text}");
     assert!(text.contains("interrupts = <1 d 704 1 e 704 1 b 704 1 a 704>"), "{text}");
@@ -113,7 +113,7 @@ fn gicv2_private_interrupts_have_a_cpu_mask() {
 
 #[test]
 fn a_command_line_with_a_nul_is_refused() {
-    assert!(fdt(&[0], "a\0b").write().is_err());
+    assert!(minimal_fdt(&[0], "a\0b").write().is_err());
 }
 
 proptest! {
@@ -127,12 +127,12 @@ proptest! {
         command_line in "[ -~]{0,200}",
     ) {
         let memory: Vec<_> = zones.iter().map(|(&s, &l)| (GuestAddress(s), Bytes(l))).collect();
-        let disk = |&start| MmioDeviceInfo::new("disk", GuestAddress(start), Some(1), &["virtio,mmio"]);
-        let devices: Vec<_> = starts.iter().map(disk).collect();
+        let disk = |start| MmioDeviceInfo::new("disk", start, Some(1), &["virtio,mmio"]);
+        let devices: Vec<_> = starts.iter().map(|&start| disk(GuestAddress(start))).collect();
         let cpus: Vec<u64> = (0..cpus).collect();
-        let fdt = Fdt { memory: &memory, devices: &devices, ..fdt(&cpus, &command_line) };
+        let fdt = Fdt { memory: &memory, devices: &devices, ..minimal_fdt(&cpus, &command_line) };
 
-        let text = text(&fdt.write().unwrap());
+        let text = fdt_to_text(&fdt.write().unwrap());
 
         let line = format!("bootargs = {command_line}\n");
         prop_assert!(text.contains(&line), "{text}");

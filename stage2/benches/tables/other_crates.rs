@@ -17,8 +17,8 @@ use page_table_multiarch::{
 };
 
 use crate::{
-    BLOCK, PAGE, PHYS, Table,
-    pages::{page, return_page, zeroed_page},
+    BLOCK, BenchTable, PAGE, PHYS,
+    pages::{return_page, take_page, take_zeroed_page},
 };
 
 /// Pages from the pool.
@@ -27,7 +27,7 @@ pub struct Pages;
 
 impl Translation<Stage2Attributes> for Pages {
     fn allocate_table(&mut self) -> (NonNull<PageTable<Stage2Attributes>>, PhysicalAddress) {
-        let page = zeroed_page();
+        let page = take_zeroed_page();
         (self.physical_to_virtual(PhysicalAddress(page)), PhysicalAddress(page))
     }
 
@@ -36,7 +36,7 @@ impl Translation<Stage2Attributes> for Pages {
     }
 
     fn physical_to_virtual(&self, pa: PhysicalAddress) -> NonNull<PageTable<Stage2Attributes>> {
-        NonNull::new(pa.0 as *mut PageTable<Stage2Attributes>).expect("no page is at 0")
+        NonNull::new(pa.0 as *mut PageTable<Stage2Attributes>).expect("no page has address 0")
     }
 }
 
@@ -46,7 +46,7 @@ fn region(ipa: u64, size: u64) -> MemoryRegion {
     MemoryRegion::new(ipa as usize, (ipa + size) as usize)
 }
 
-impl Table for Aarch64Paging {
+impl BenchTable for Aarch64Paging {
     const NAME: &'static str = "aarch64-paging";
     const CAN_COALESCE: bool = false;
 
@@ -65,7 +65,7 @@ impl Table for Aarch64Paging {
         let constraints =
             if blocks { Constraints::empty() } else { Constraints::NO_BLOCK_MAPPINGS };
         let phys = PhysicalAddress((PHYS + ipa) as usize);
-        self.0.map_range(&region(ipa, size), phys, attributes, constraints).expect("a range");
+        self.0.map_range(&region(ipa, size), phys, attributes, constraints).expect("a valid range");
     }
 
     #[inline(always)]
@@ -87,18 +87,18 @@ impl Table for Aarch64Paging {
                 }
                 entry.modify_flags(Stage2Attributes::empty(), Stage2Attributes::S2AP_ACCESS_WO)
             })
-            .expect("a range");
+            .expect("a valid range");
     }
 
     fn split(&mut self, ipa: u64) {
-        self.0.modify_range(&region(ipa, PAGE), &|_, _| Ok(())).expect("a range");
+        self.0.modify_range(&region(ipa, PAGE), &|_, _| Ok(())).expect("a valid range");
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
         let (nowhere, nothing) = (PhysicalAddress(0), Stage2Attributes::empty());
         self.0
             .map_range(&region(ipa, size), nowhere, nothing, Constraints::empty())
-            .expect("a range");
+            .expect("a valid range");
     }
 }
 
@@ -185,18 +185,18 @@ impl GenericPTE for Entry {
 
 /// Three levels of 512 entries, 39 address bits.
 #[derive(Clone, Copy)]
-pub struct Shape;
+pub struct ThreeLevels;
 
-impl generic::TableMeta for Shape {
+impl generic::TableMeta for ThreeLevels {
     type P = Entry;
     const PAGE_SIZE: usize = 4096;
     const LEVEL_BITS: &[usize] = &[9, 9, 9];
-    /// The largest blocks are 2M, as with the other crates.
+    /// Level of the largest blocks, 2M as with the other crates.
     const MAX_BLOCK_LEVEL: usize = 2;
     fn flush(_: Option<generic::VirtAddr>) {}
 }
 
-impl PagingMetaData for Shape {
+impl PagingMetaData for ThreeLevels {
     const LEVELS: usize = 3;
     const PA_MAX_BITS: usize = 48;
     const VA_MAX_BITS: usize = 39;
@@ -206,7 +206,7 @@ impl PagingMetaData for Shape {
 
 impl generic::FrameAllocator for Pages {
     fn alloc_frame(&self) -> Option<generic::PhysAddr> {
-        Some(generic::PhysAddr::from(page()))
+        Some(generic::PhysAddr::from(take_page()))
     }
     fn dealloc_frame(&self, frame: generic::PhysAddr) {
         return_page(frame.as_usize());
@@ -218,7 +218,7 @@ impl generic::FrameAllocator for Pages {
 
 impl PagingHandler for Pages {
     fn alloc_frames(num: usize, _: usize) -> Option<PhysAddr> {
-        (num == 1).then(|| PhysAddr::from(page()))
+        (num == 1).then(|| PhysAddr::from(take_page()))
     }
     fn dealloc_frames(paddr: PhysAddr, _: usize) {
         return_page(paddr.as_usize());
@@ -229,16 +229,16 @@ impl PagingHandler for Pages {
 }
 
 pub struct PageTableGeneric {
-    table: generic::PageTable<Shape, Pages>,
+    table: generic::PageTable<ThreeLevels, Pages>,
     /// Results of the splits, in order of the blocks.
-    splits: Vec<generic::InstalledHugeSplit<Shape>>,
+    splits: Vec<generic::InstalledHugeSplit<ThreeLevels>>,
 }
 
-impl Table for PageTableGeneric {
+impl BenchTable for PageTableGeneric {
     const NAME: &'static str = "page-table-generic";
 
     fn new() -> Self {
-        let table = generic::PageTable::new(Pages).expect("a root");
+        let table = generic::PageTable::new(Pages).expect("a free page");
         Self { table, splits: Vec::with_capacity(1024) }
     }
 
@@ -251,7 +251,7 @@ impl Table for PageTableGeneric {
             allow_huge: blocks,
             flush: false,
         };
-        self.table.map(&config).expect("a range");
+        self.table.map(&config).expect("a valid range");
     }
 
     #[inline(always)]
@@ -267,14 +267,14 @@ impl Table for PageTableGeneric {
 
     fn split(&mut self, ipa: u64) {
         let at = generic::VirtAddr::from(ipa as usize);
-        let deposit = self.table.prepare_huge_split(at).expect("a block is there");
-        let split = self.table.split_huge_page_with(deposit).expect("it fits");
+        let deposit = self.table.prepare_huge_split(at).expect("a block maps the address");
+        let split = self.table.split_huge_page_with(deposit).expect("a prepared split");
         self.splits.push(split);
     }
 
     fn coalesce_each(&mut self, count: u64) {
         for split in self.splits.drain(..count as usize) {
-            self.table.restore_huge_split(split).expect("a table is there");
+            self.table.restore_huge_split(split).expect("a split block");
         }
     }
 
@@ -283,23 +283,23 @@ impl Table for PageTableGeneric {
     }
 }
 
-pub struct PageTableMultiarch(PageTable64<Shape, Entry, Pages>);
+pub struct PageTableMultiarch(PageTable64<ThreeLevels, Entry, Pages>);
 
 const READ_WRITE: MappingFlags = MappingFlags::READ.union(MappingFlags::WRITE);
 
-impl Table for PageTableMultiarch {
+impl BenchTable for PageTableMultiarch {
     const NAME: &'static str = "page_table_multiarch";
     const CAN_SPLIT: bool = false;
     const CAN_COALESCE: bool = false;
 
     fn new() -> Self {
-        Self(PageTable64::try_new().expect("a root"))
+        Self(PageTable64::try_new().expect("a free page"))
     }
 
     fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
         let (at, size) = (VirtAddr::from(ipa as usize), size as usize);
         let phys = |at: VirtAddr| PhysAddr::from(at.as_usize() + PHYS as usize);
-        self.0.cursor().map_region(at, phys, size, READ_WRITE, blocks).expect("a range");
+        self.0.cursor().map_region(at, phys, size, READ_WRITE, blocks).expect("a valid range");
     }
 
     fn map_each<const SIZE: u64>(&mut self, count: u64) {
@@ -307,7 +307,7 @@ impl Table for PageTableMultiarch {
         let mut cursor = self.0.cursor();
         for at in (0..count).map(|n| n * SIZE) {
             let (at, phys) = (VirtAddr::from(at as usize), PhysAddr::from((PHYS + at) as usize));
-            cursor.map(at, phys, page_size, READ_WRITE).expect("nothing is there");
+            cursor.map(at, phys, page_size, READ_WRITE).expect("unmapped");
         }
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs the components of this crate in the threads and under the filters that `granule run` uses.
-//! KVM is not needed.
+//! Runs the components of this crate, without KVM, in the threads and under the filters that
+//! `granule run` uses.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_types::{record::Host, units::Bytes};
+use granule_types::{record::HostInfo, units::Bytes};
 use parking_lot::Mutex;
 use serde_json::json;
 use vmm_sys_util::{
@@ -20,7 +20,7 @@ use vmm_sys_util::{
     signal::{SIGRTMIN, register_signal_handler},
 };
 
-use super::{ThreadRole, confine_if};
+use super::{ThreadRole, confine_optionally};
 use crate::{
     devices::{
         Serial,
@@ -35,7 +35,7 @@ use crate::{
     },
     kvm::stats::Statistics,
     vm::{
-        api::{Api, BoundSocket},
+        api::{ApiServer, BoundSocket},
         boot_stats::{BootStats, StatsFile},
         builder::allocate_memory,
         config::{MemoryZone, VmConfig},
@@ -45,14 +45,14 @@ use crate::{
     },
 };
 
-/// Opens files as `granule run` does, confines the calling thread and runs all components. A client
-/// of the control socket is not confined.
+/// Opens files as `granule run` does, confines the calling thread and runs all components. The
+/// client of the control socket is not confined.
 pub(super) fn run_components(folder: &Path) {
     let (socket, disk) = (folder.join("socket"), folder.join("disk"));
     let bound = BoundSocket::new(&socket).unwrap();
     fs::write(&disk, vec![0; 1 << 20]).unwrap();
     let disk = Disk::open(&disk, false).unwrap();
-    let stats = StatsFile::open(&folder.join("stats"), Host::of_this_machine().unwrap()).unwrap();
+    let stats = StatsFile::open(&folder.join("stats"), HostInfo::of_this_host().unwrap()).unwrap();
     let client = thread::spawn(move || {
         let mut client = UnixStream::connect(socket).unwrap();
         client.write_all(b"GET /v1/state HTTP/1.1\r\n\r\n").unwrap();
@@ -62,41 +62,41 @@ pub(super) fn run_components(folder: &Path) {
     assert!(client.join().unwrap().contains("running"));
 }
 
-/// Runs all components. The calling thread becomes the confined main thread.
+/// Confines the calling thread as the main thread and runs all components.
 fn run_confined(socket: BoundSocket, disk: Disk, stats: StatsFile) {
     let signals = Signals::block().unwrap();
-    let api = Api::serve(socket, || confine_if(true, ThreadRole::Api)).unwrap();
+    let api = ApiServer::serve(socket, || confine_optionally(true, ThreadRole::Api)).unwrap();
     ThreadRole::Main.confine().unwrap();
 
     drop(signals.terminate_on_signal(|_| {}).unwrap());
-    assert_eq!(signals.next(), None);
+    assert_eq!(signals.next_request(), None);
     let request = loop {
-        match api.next() {
+        match api.next_request() {
             Some(request) => break request,
             None => thread::sleep(Duration::from_millis(1)),
         }
     };
     request.respond((200, json!({ "state": "running" })));
-    console();
-    guest_memory();
+    run_console();
+    allocate_guest_memory();
     let disk = Driver::new(Box::new(Block::new(disk, "disk0")));
     let entropy = Driver::new(Box::new(Rng));
     let balloon = Driver::new(Box::new(Balloon::default()));
     let vcpu = thread::spawn(move || {
         ThreadRole::Vcpu.confine().unwrap();
-        devices(disk, entropy, balloon);
+        drive_devices(disk, entropy, balloon);
     });
     vcpu.join().unwrap();
-    statistics(stats);
-    c_library();
-    issue_directly();
+    write_statistics(stats);
+    use_c_library();
+    issue_direct_calls();
     signals.release();
 }
 
-/// Forwards a line of standard input to a virtio console, and writes console output.
-fn console() {
+/// Writes console output and forwards a line of standard input to a virtio console.
+fn run_console() {
     let (mut screen, to) = io::pipe().unwrap();
-    let output = ConsoleOutput::new(to, || confine_if(true, ThreadRole::Console)).unwrap();
+    let output = ConsoleOutput::new(to, || confine_optionally(true, ThreadRole::Console)).unwrap();
     let mut channels = ConsoleChannels::new(&output, true, None).unwrap();
     channels.serial_output.write_all(b"login: ").unwrap();
     assert_eq!(output.finish(), 0);
@@ -117,25 +117,25 @@ fn console() {
 }
 
 /// Allocates private memory on a NUMA node and shared memory, and reads the resident pages.
-fn guest_memory() {
+fn allocate_guest_memory() {
     let zone = |backing: &str, node| MemoryZone {
         size: Bytes::mib(4),
         backing: backing.parse().unwrap(),
         prefault: true,
-        align: None,
+        alignment: None,
         node,
     };
     // A kernel without NUMA refuses the node.
     let _ = allocate_memory(&[zone("anonymous", Some(0))]);
     let memory = allocate_memory(&[zone("anonymous_thp", None), zone("shmem", None)]);
     for ram in memory.unwrap().regions() {
-        assert!(!ram.resident().unwrap().resident.is_empty());
+        assert!(!ram.resident_pages().unwrap().resident_bytes.is_empty());
         let _ = ram.collapse();
     }
 }
 
-/// Drives devices in a vCPU thread, in which the guest's stores activate them.
-fn devices(mut disk: Driver, mut entropy: Driver, mut balloon: Driver) {
+/// Activates and drives devices, as a vCPU thread does for the guest's stores.
+fn drive_devices(mut disk: Driver, mut entropy: Driver, mut balloon: Driver) {
     let range = [0_u64.to_le_bytes(), 8_u64.to_le_bytes()].concat();
     let features = disk.offered_features();
     disk.activate(features);
@@ -153,7 +153,7 @@ fn devices(mut disk: Driver, mut entropy: Driver, mut balloon: Driver) {
         assert_eq!(answers.last().unwrap(), &[0], "request {request}");
     }
     // A reset stops the device's thread.
-    disk.set(0x70, 0);
+    disk.write_register(0x70, 0);
 
     entropy.activate(0);
     let (bytes, _) = entropy.request(0, &[Buffer::In(64)]);
@@ -161,25 +161,25 @@ fn devices(mut disk: Driver, mut entropy: Driver, mut balloon: Driver) {
     let features = balloon.offered_features();
     balloon.activate(features);
     balloon.request(0, &[Buffer::Out(0x4_0400_u32.to_le_bytes().to_vec())]);
-    balloon.set(0x70, 0);
+    balloon.write_register(0x70, 0);
 }
 
 /// Reads the statistics of a VM and writes those of a boot.
-fn statistics(mut file: StatsFile) {
+fn write_statistics(mut file: StatsFile) {
     let mut reader = StatsReader {
         counters: HostCounters::open(),
         statistics: Statistics::default(),
         exits: Arc::default(),
         zones: Vec::new(),
-        tables_before: Some(0),
+        table_bytes_before: Some(0),
     };
     let mut boot = BootStats::default();
     boot.end_phase("boot", Instant::now().elapsed(), reader.read().unwrap());
     file.write(&VmConfig::default(), "off", &boot).unwrap();
 }
 
-/// Uses the C library as log messages, locks and kicks do.
-fn c_library() {
+/// Calls the C library as log messages, locks and kicks do.
+fn use_c_library() {
     extern "C" fn ignore_signal(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     register_signal_handler(SIGRTMIN(), ignore_signal).unwrap();
     // SAFETY: the signal has a handler.
@@ -189,8 +189,8 @@ fn c_library() {
     let _ = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
 }
 
-/// Calls that the components do not make on every host, each with the reason.
-const DIRECT: &[(i64, &str)] = &[
+/// System calls that the components do not make on every host, each with the reason.
+const DIRECT_CALLS: &[(i64, &str)] = &[
     (libc::SYS_clock_nanosleep, "the C library may sleep by nanosleep"),
     (libc::SYS_clone, "the C library may start threads by clone3"),
     (libc::SYS_clone3, "the C library may start threads by clone"),
@@ -210,10 +210,10 @@ const DIRECT: &[(i64, &str)] = &[
     (libc::SYS_writev, "only log messages have several parts"),
 ];
 
-/// Issues the calls of [`DIRECT`] with invalid arguments, under the filter of the main thread.
-fn issue_directly() {
-    for (number, reason) in DIRECT {
-        // SAFETY: -1 is an invalid file descriptor, address or flag, so the kernel refuses the call.
+/// Issues [`DIRECT_CALLS`] with invalid arguments, under the filter of the main thread.
+fn issue_direct_calls() {
+    for (number, reason) in DIRECT_CALLS {
+        // SAFETY: the kernel refuses each call, because -1 is no file descriptor, address or flag.
         let result = unsafe { libc::syscall(*number, -1_i64, -1_i64, -1_i64, -1_i64, -1_i64) };
         assert!(result < 0, "{number}: {reason}");
     }

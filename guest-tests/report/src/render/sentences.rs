@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sentences that all formats for readers share: head, titles, notes and verdict of a
-//! comparison.
+//! Sentences of the formats for readers: head, titles, notes and verdict of a comparison.
 
 use super::number;
 use crate::{
@@ -10,7 +9,7 @@ use crate::{
     sample::AnyPhase,
     stats::{Change, Spread},
 };
-use granule_types::units::counted;
+use granule_types::units::pluralize;
 
 /// Returns the head of a report: names and their values.
 pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
@@ -25,31 +24,30 @@ pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
     }
     head.extend(after.emulator.clone().map(|emulator| ("emulator", emulator)));
     if comparison.is_emulated() {
-        let time = if comparison.elapsed { ELAPSED } else { WORK };
+        let time = if comparison.has_elapsed_times { ELAPSED_NOTE } else { WORK_NOTE };
         head.push(("time", time.to_owned()));
     }
-    head.extend(one_mode(comparison).map(|mode| ("guest", mode.to_owned())));
+    head.extend(common_mode(comparison).map(|mode| ("guest", mode.to_owned())));
     head
 }
 
-/// Explanation of elapsed time.
-pub const ELAPSED: &str = "virtual: what the emulated CPUs would take side by side; work is the sum over \
-    all CPUs. Neither is hardware time";
+pub const ELAPSED_NOTE: &str = "virtual: what the emulated CPUs would take side by side; work is \
+    the sum over all CPUs. Neither is hardware time";
 
-/// Explanation of work.
-pub const WORK: &str = "virtual: the work of all CPUs as the emulator counts it, not hardware time";
+pub const WORK_NOTE: &str =
+    "virtual: the work of all CPUs as the emulator counts it, not hardware time";
 
 /// Returns the name of the judged time, which is virtual under emulation.
 pub fn time_name(comparison: &Comparison) -> &'static str {
     match comparison {
-        _ if comparison.elapsed => "elapsed virtual time",
+        _ if comparison.has_elapsed_times => "elapsed virtual time",
         _ if comparison.is_emulated() => "virtual time",
         _ => "time",
     }
 }
 
 /// Returns the guest mode if all configurations share one.
-fn one_mode(comparison: &Comparison) -> Option<&str> {
+fn common_mode(comparison: &Comparison) -> Option<&str> {
     let setups = comparison.configurations.iter().map(|c| &c.setup);
     let mut modes = setups.map(|setup| setup.mode.as_str());
     let first = modes.next()?;
@@ -66,7 +64,7 @@ pub fn title(comparison: &Comparison, configuration: &Configuration) -> String {
     };
     match (runs(|change| change.before), runs(|change| change.after)) {
         (before, after) if before == after => {
-            format!("{title}; {} a side", counted(before, "run"))
+            format!("{title}; {} a side", pluralize(before, "run"))
         }
         (before, after) => format!("{title}; runs: {before} before, {after} after"),
     }
@@ -75,7 +73,7 @@ pub fn title(comparison: &Comparison, configuration: &Configuration) -> String {
 /// Returns the title of a configuration without the number of runs.
 pub fn short_title(comparison: &Comparison, configuration: &Configuration) -> String {
     let mut title = configuration.setup.name();
-    if one_mode(comparison).is_none() && !configuration.setup.mode.is_empty() {
+    if common_mode(comparison).is_none() && !configuration.setup.mode.is_empty() {
         title += &format!(", {}", configuration.setup.mode);
     }
     let engine = &configuration.engine;
@@ -131,7 +129,7 @@ pub fn geometric_mean(mean: &GeometricMean) -> String {
     let ends = mean.interval.map(|ends| format!(", 95% {}", number::interval(ends)));
     format!(
         "Geometric mean of {} of {of}: {}{}.",
-        counted(mean.rows, "ratio"),
+        pluralize(mean.rows, "ratio"),
         number::factor(mean.ratio),
         ends.unwrap_or_default()
     )
@@ -150,7 +148,7 @@ fn growth(comparison: &Comparison) -> Vec<String> {
     let other = all.len() - lines.len() - single;
     for (count, reason) in [(single, "one run a point"), (other, "no power law")] {
         if count > 0 {
-            let times = counted(all.len(), "time");
+            let times = pluralize(all.len(), "time");
             lines.push(format!("Growth of {count} of {times}: inconclusive, {reason}."));
         }
     }
@@ -158,18 +156,18 @@ fn growth(comparison: &Comparison) -> Vec<String> {
 }
 
 fn growth_line(growth: &Growth) -> String {
-    let words = |fit: Option<Fit>| fit.map_or_else(|| "not known".to_owned(), |fit| fit.words());
+    let words = |fit: Option<Fit>| fit.map_or_else(|| "not known".to_owned(), |fit| fit.to_text());
     format!(
         "{} of {} grows with {} to the power of: before {}; after {}.",
         growth.phase,
-        growth.of,
-        growth.with.name(),
+        growth.setup,
+        growth.parameter.name(),
         words(growth.before),
         words(growth.after)
     )
 }
 
-const ONE_SIDED: &str = "A regression needs p after Holm below 0.09: p is two-sided, and a \
+const ONE_SIDED_NOTE: &str = "A regression needs p after Holm below 0.09: p is two-sided, and a \
     regression lies on one side. An improvement needs 0.05.";
 
 /// Returns the verdict on the whole comparison.
@@ -203,10 +201,10 @@ pub fn verdict(comparison: &Comparison) -> Vec<String> {
         format!("No regression{shown}: {of} {more} by more than {effect}.")
     }];
     let is_one_sided = |change: &PhaseChange| {
-        change.is_regression() && change.tested.is_some_and(|tested| !tested.is_found())
+        change.is_regression() && change.tested_row.is_some_and(|tested| !tested.is_significant())
     };
     if comparison.rows().any(|(_, change)| is_one_sided(change)) {
-        lines.push(ONE_SIDED.to_owned());
+        lines.push(ONE_SIDED_NOTE.to_owned());
     }
     if inconclusive > 0 {
         lines.push(inconclusive_line(comparison, inconclusive, judged));
@@ -218,7 +216,7 @@ pub fn verdict(comparison: &Comparison) -> Vec<String> {
 fn inconclusive_line(comparison: &Comparison, inconclusive: usize, rows: usize) -> String {
     let least = judge::min_runs(rows, comparison.design());
     let too_few = |change: &PhaseChange| {
-        change.verdict == Some(Verdict::Inconclusive) && change.runs.count() < least
+        change.verdict == Some(Verdict::Inconclusive) && change.runs.runs_per_side() < least
     };
     let (of, table) = match rows {
         1 => (String::new(), "One phase".to_owned()),

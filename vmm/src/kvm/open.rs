@@ -15,11 +15,11 @@ use super::KvmError;
 
 const KVM_DEVICE: &str = "/dev/kvm";
 
-/// The KVM API version since Linux 2.6.22.
-const VERSION: i32 = 12;
+/// KVM API version of Linux 2.6.22 and later.
+const API_VERSION: i32 = 12;
 
-/// The major number of the devices in `/proc/misc`.
-const MISC: u32 = 10;
+/// Major number of the misc devices.
+const MISC_MAJOR: u32 = 10;
 
 /// Opens `/dev/kvm` and checks the API version. `explain_missing_driver` is called when no KVM
 /// driver is loaded.
@@ -31,9 +31,9 @@ fn open_at(path: &str, explain_missing_driver: fn() -> String) -> Result<Kvm, St
     let kvm = CString::new(path)
         .map_err(io::Error::from)
         .and_then(|path| Ok(Kvm::new_with_path(path)?))
-        .map_err(|error| explain(&error, explain_missing_driver))?;
+        .map_err(|error| explain_open_error(&error, explain_missing_driver))?;
     match kvm.get_api_version() {
-        VERSION => Ok(kvm),
+        API_VERSION => Ok(kvm),
         ..0 => Err(format!(
             "{KVM_DEVICE} exists and is not KVM ({}): remove it and create the node again (sudo \
              modprobe kvm, or sudo mknod {KVM_DEVICE} c 10 232)",
@@ -45,13 +45,13 @@ fn open_at(path: &str, explain_missing_driver: fn() -> String) -> Result<Kvm, St
 
 fn wrong_version(version: i32) -> String {
     format!(
-        "{KVM_DEVICE} has KVM API version {version}; version {VERSION} is required: boot another \
-         kernel"
+        "{KVM_DEVICE} has KVM API version {version}; version {API_VERSION} is required: boot \
+         another kernel"
     )
 }
 
-/// Returns the cause of an error from opening `/dev/kvm`.
-fn explain(error: &io::Error, explain_missing_driver: fn() -> String) -> String {
+/// Describes the cause and remedy of an error from opening `/dev/kvm`.
+fn explain_open_error(error: &io::Error, explain_missing_driver: fn() -> String) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => format!(
             "a device cgroup forbids access to {KVM_DEVICE} for every user: pass the device to \
@@ -63,7 +63,7 @@ fn explain(error: &io::Error, explain_missing_driver: fn() -> String) -> String 
             let (group, mode) =
                 fs::metadata(KVM_DEVICE).map_or((0, 0), |file| (file.gid(), file.mode()));
             let hint = match rustix::process::geteuid().is_root() {
-                true => ROOT_DENIED.to_owned(),
+                true => ROOT_DENIED_HINT.to_owned(),
                 false => denied_hint(group, mode, &groups),
             };
             format!("this user may not open {KVM_DEVICE}: {hint}")
@@ -92,21 +92,21 @@ fn driver_minor(misc: &str) -> Option<u32> {
 fn node_hint(missing: bool, minor: u32) -> String {
     let node = if missing { "the node is missing" } else { "the node belongs to another driver" };
     format!(
-        "the kernel has KVM, {node}: in a container, pass the device in (docker run --device \
+        "the kernel has KVM, but {node}: in a container, pass the device in (docker run --device \
          {KVM_DEVICE}); elsewhere create it (sudo rm -f {KVM_DEVICE}; sudo mknod {KVM_DEVICE} c \
-         {MISC} {minor})"
+         {MISC_MAJOR} {minor})"
     )
 }
 
-/// Hint for the case that root has no access.
-const ROOT_DENIED: &str = "root may not either: the file system is mounted nodev, or a security \
-                           module (SELinux, AppArmor) forbids access; read the kernel's log (sudo \
-                           dmesg)";
+/// Hint for root without access.
+const ROOT_DENIED_HINT: &str = "the file system is mounted nodev, or a security module \
+                                (SELinux, AppArmor) forbids access; read the kernel's log (sudo \
+                                dmesg)";
 
-/// Returns the hint for a user without access, from the device's group and mode and `/etc/group`.
+/// Returns the hint for a user without access. `groups` is the text of `/etc/group`.
 fn denied_hint(group: u32, mode: u32, groups: &str) -> String {
-    const GROUP_ACCESS: u32 = 0o060;
-    if group == 0 || mode & GROUP_ACCESS != GROUP_ACCESS {
+    const GROUP_READ_WRITE: u32 = 0o060;
+    if group == 0 || mode & GROUP_READ_WRITE != GROUP_READ_WRITE {
         return "only root may: run this as root, or allow a group \
                 (chgrp kvm /dev/kvm && chmod 660 /dev/kvm, as root)"
             .to_owned();
@@ -118,11 +118,11 @@ fn denied_hint(group: u32, mode: u32, groups: &str) -> String {
     });
     match name {
         Some(name) => format!(
-            "group {name} has access: join it (sudo usermod --append --groups {name} \"$USER\") and log \
-             in again"
+            "group {name} has access: join it (sudo usermod --append --groups {name} \
+             \"$USER\") and log in again"
         ),
         None => format!(
-            "group {group} has access and no name: create it (sudo groupadd --gid {group} kvm), \
+            "group {group} has access but no name: create it (sudo groupadd --gid {group} kvm), \
              join it and log in again"
         ),
     }
@@ -167,7 +167,7 @@ mod tests {
             (libc::EPERM, "--device /dev/kvm"),
             (libc::EMFILE, "cannot be opened"),
         ] {
-            let error = explain(&io::Error::from_raw_os_error(code), String::new);
+            let error = explain_open_error(&io::Error::from_raw_os_error(code), String::new);
             assert!(error.contains(cause), "{code}: {error}");
         }
     }
