@@ -85,10 +85,10 @@ fn main() -> Result<(), MapError> {
     guest.map(&ops, &mut memcache, &request(0x4000_0000, 2 << 20))?;
     println!("start dirty logging; the first write splits the block");
     guest.write_protect(&ops, Ipa(0x4000_0000), 2 << 20)?;
-    println!("  {:?}", guest.translate(&ops, Ipa(0x4000_5000), Access::Write));
+    println!("  {:?}", guest.walker().translate(&ops, Ipa(0x4000_5000), Access::Write));
     guest.map(&ops, &mut memcache, &request(0x4000_5000, 4096))?;
     println!("stop dirty logging: recover the block");
     guest.recover_blocks(&ops, Ipa(0x4000_0000), 2 << 20, 2 << 20)?;
-    println!("  {:?}", guest.translate(&ops, Ipa(0x4000_5000), Access::Read));
+    println!("  {:?}", guest.walker().translate(&ops, Ipa(0x4000_5000), Access::Read));
     Ok(())
 }

@@ -138,11 +138,6 @@ impl<R: RawRwLock> Mmu<R> {
         &self.walker
     }
 
-    /// Returns the geometry of the IPA space.
-    pub const fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
     /// Resolves a stage-2 abort.
     ///
     /// # Errors
@@ -200,7 +195,7 @@ impl<R: RawRwLock> Mmu<R> {
             let done = self.with_shared(ops, |table| {
                 plan.validate_and_clean(ops, host, table)?;
                 if plan.relaxes_leaf {
-                    table.relax_shared(ops, fault.ipa, request.attributes)?;
+                    table.relax_shared(ops, fault.ipa, fault.level, request.attributes)?;
                 } else {
                     table.map_shared(ops, memcache, request)?;
                 }
@@ -215,7 +210,7 @@ impl<R: RawRwLock> Mmu<R> {
         self.with_exclusive(ops, |table| {
             plan.validate_and_clean(ops, host, table)?;
             if plan.relaxes_leaf {
-                table.relax(ops, fault.ipa, request.attributes)?;
+                table.relax(ops, fault.ipa, fault.level, request.attributes)?;
             } else {
                 table.map(ops, memcache, request)?;
             }

@@ -36,8 +36,6 @@
 //! assert!(mmu.walker().translate(&ops, Ipa(0x5000), Access::Write).is_ok());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-//!
-//! `examples/bare_metal.rs` logs dirty pages and recovers block mappings.
 #![no_std]
 
 #[cfg(any(test, feature = "alloc"))]

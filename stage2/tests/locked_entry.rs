@@ -75,7 +75,9 @@ impl LockedEntry {
         let request = MapRequest::new(Ipa(ipa), MEMORY + ipa, size, attributes);
         let done = match operation {
             Operation::Map => self.table.map_shared(&ops, &mut memcache, &request),
-            Operation::Relax => self.table.relax_shared(&ops, request.ipa, attributes),
+            Operation::Relax => {
+                self.table.relax_shared(&ops, request.ipa, Level::new(2).unwrap(), attributes)
+            }
         };
         (done, ops.hook.pauses.get())
     }

@@ -15,13 +15,14 @@ use granule_stage2::{
     check::{Action, Checker, Event, Recorder},
     descriptor::{Attributes, Descriptor, MemoryType},
     epoch::EpochReclaim,
+    fault::Resolution,
     geometry::{Geometry, Granule, Level},
     operations::{Note, Operations},
 };
 use support::{
     ALL_FEATURES, BLOCK, MEMORY, PAGE, PoolOps, fixture, fixture_with, pool, pool_ops, setup,
     stage2,
-    test_vm::{TestVcpu, TestVm},
+    test_vm::{TestHost, TestVcpu, TestVm},
 };
 
 fn request(ipa: u64, size: u64) -> MapRequest {
@@ -110,7 +111,7 @@ fn walks_work_for_every_granule_and_ipa_width() {
         table.mapper(&ops).map(&mut memcache, &request(other, granule.size())).unwrap();
 
         // Assert
-        let seen = |ipa| table.translate(&ops, Ipa(ipa), Access::Write).ok();
+        let seen = |ipa| table.walker().translate(&ops, Ipa(ipa), Access::Write).ok();
         for ipa in [at, at + block - 1, one, other + 5] {
             assert_eq!(seen(ipa).map(|s| s.phys.0), Some(ipa), "{granule:?} {bits}");
         }
@@ -194,8 +195,8 @@ fn addresses_outside_the_table_are_refused() {
         drop(mapper);
         outside.push(table.map(&ops, &mut memcache, &at(end)));
         outside.push(table.map_shared(&ops, &mut memcache, &at(end)));
-        outside.push(table.relax(&ops, end, Attributes::READ_WRITE));
-        outside.push(table.relax_shared(&ops, Ipa(1 << 60), Attributes::READ_WRITE));
+        outside.push(table.relax(&ops, end, Level::PAGE, Attributes::READ_WRITE));
+        outside.push(table.relax_shared(&ops, Ipa(1 << 60), Level::PAGE, Attributes::READ_WRITE));
         table.mark_accessed(&ops, end);
         table.mark_accessed(&ops, Ipa(1 << 60));
 
@@ -206,8 +207,8 @@ fn addresses_outside_the_table_are_refused() {
         assert_eq!(table.look_up(&ops, end).0, Descriptor::EMPTY);
         assert_eq!(table.look_up(&ops, Ipa(1 << 60)).0, Descriptor::EMPTY);
         for ipa in [Ipa(0), last] {
-            assert!(table.translate(&ops, ipa, Access::Read).is_ok());
-            assert!(table.translate(&ops, ipa, Access::Write).is_err());
+            assert!(table.walker().translate(&ops, ipa, Access::Read).is_ok());
+            assert!(table.walker().translate(&ops, ipa, Access::Write).is_err());
         }
     }
 }
@@ -286,6 +287,27 @@ fn cmos_in_the_fault_path_work_with_shared_walkers() {
     vcpu.touch(0, Access::Fetch).unwrap();
     vcpu.touch(BLOCK, Access::Write).unwrap();
 
+    assert_eq!(checker.lock().unwrap().violations(), []);
+}
+
+/// The fault names a page. Before its handler looks the page up, the host recovers the block and
+/// enables dirty logging again.
+#[test]
+fn a_fault_on_a_replaced_page_makes_no_block_writable_under_dirty_logging() {
+    let vm = TestVm::new(Policy::LINUX_6_12_SERIES, Features::default(), 1, 1);
+    let checker = Mutex::new(Checker::new(vm.setup));
+    let mut vcpu = vm.vcpu(0, &checker);
+    vcpu.touch(0, Access::Write).unwrap();
+    vcpu.set_logging(true);
+    vcpu.touch(0, Access::Write).unwrap();
+    let fault = vm.mmu.walker().translate(&vcpu.ops, Ipa(PAGE), Access::Write).unwrap_err();
+    vcpu.set_logging(false);
+    vcpu.set_logging(true);
+
+    let host = TestHost { vm: &vm, recorder: &vcpu.recorder };
+    let done = vm.mmu.fault(&vcpu.ops, &host, &mut vcpu.memcache, fault);
+
+    assert_eq!(done, Ok(Resolution::Retry));
     assert_eq!(checker.lock().unwrap().violations(), []);
 }
 

@@ -82,7 +82,7 @@ impl TestTable<'_> {
         (0..self.page_count)
             .map(|page| {
                 let ipa = Ipa(page * self.page_size);
-                let translate = |access| self.table.translate(&self.ops, ipa, access).ok();
+                let translate = |access| self.table.walker().translate(&self.ops, ipa, access).ok();
                 let read = translate(Access::Read)?;
                 let accesses = [Access::Read, Access::Write, Access::Fetch];
                 Some((read.phys, accesses.map(|a| translate(a).is_some())))
@@ -127,7 +127,10 @@ impl TestTable<'_> {
                 table.write_protect(ops, ipa, size)
             }
             TableOp::Protect(keep) => table.protect(ops, ipa, size, keep),
-            TableOp::Relax(attributes) => table.relax(ops, ipa, attributes),
+            TableOp::Relax(attributes) => {
+                let (_, level) = table.look_up(ops, ipa);
+                table.relax(ops, ipa, level, attributes)
+            }
             TableOp::Split => table.split(ops, memcache, ipa, size),
             TableOp::Recover => table.recover_blocks(ops, ipa, size, u64::MAX),
         }

@@ -150,7 +150,7 @@ impl<const BBM: u8> BenchTable for Engine<BBM> {
 
     #[inline(always)]
     fn translate(&self, ipa: u64) -> u64 {
-        let found = self.table.translate(&DirectOperations, Ipa(ipa), Access::Read);
+        let found = self.table.walker().translate(&DirectOperations, Ipa(ipa), Access::Read);
         found.map_or(0, |found| found.phys.0)
     }
 

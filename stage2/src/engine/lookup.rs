@@ -186,20 +186,6 @@ impl Stage2 {
         Walker { geometry: self.geometry, root: self.root }
     }
 
-    /// Walks the table as a CPU does: [`Walker::translate`].
-    ///
-    /// # Errors
-    /// [`Fault`] that the CPU would take.
-    #[inline(always)]
-    pub fn translate<O: Operations>(
-        &self,
-        ops: &O,
-        ipa: Ipa,
-        access: Access,
-    ) -> Result<Translation, Fault> {
-        self.walker().translate(ops, ipa, access)
-    }
-
     /// Returns the leaf or invalid entry for an address, and its level. Outside the IPA space,
     /// returns an empty entry.
     pub fn look_up<O: Operations>(&self, ops: &O, ipa: Ipa) -> (Descriptor, Level) {

@@ -23,7 +23,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         (self.slot(table, level, ipa), entry)
     }
 
-    fn relax(&self, ipa: Ipa, by: Attributes) -> Result<(), MapError> {
+    fn relax(&self, ipa: Ipa, level: Level, by: Attributes) -> Result<(), MapError> {
         self.stage2.check_address(ipa)?;
         let (slot, old) = loop {
             let (slot, old) = self.find_entry(ipa);
@@ -33,7 +33,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             // The entry may become a table: repeat the walk.
             self.wait_for_unlock(&slot)?;
         };
-        if !old.is_leaf(slot.level) || old.is_break_pending() {
+        if slot.level != level || !old.is_leaf(level) || old.is_break_pending() {
             return Err(MapError::Again);
         }
         let relaxed = old.with_permissions(old.attributes().relaxed_by(by));
@@ -41,9 +41,9 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             self.relax_leaf(&slot, old, relaxed)?;
         }
         if self.stage2.policy.relaxes_locally {
-            self.invalidate_leaf_local(slot.ipa, slot.level);
+            self.invalidate_leaf_local(slot.ipa, level);
         } else {
-            self.invalidate_leaf(slot.ipa, slot.level);
+            self.invalidate_leaf(slot.ipa, level);
         }
         Ok(())
     }
@@ -99,17 +99,19 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
 
 impl Stage2 {
     /// Relaxes the permissions of the leaf at an address, as the sole walker. They take effect
-    /// immediately on the calling CPU; other CPUs may first take a spurious fault.
+    /// immediately on the calling CPU; other CPUs may first take a spurious fault. `level` is that
+    /// of the fault: a block that has replaced the page would become writable as a whole.
     ///
     /// # Errors
-    /// [`MapError::Again`] if no leaf maps the address, [`MapError::IpaOutOfRange`].
+    /// [`MapError::Again`] if no leaf of that level maps the address, [`MapError::IpaOutOfRange`].
     pub fn relax<O: Operations>(
         &mut self,
         ops: &O,
         ipa: Ipa,
+        level: Level,
         by: Attributes,
     ) -> Result<(), MapError> {
-        self.exclusive_walk(ops).relax(ipa, by)
+        self.exclusive_walk(ops).relax(ipa, level, by)
     }
 
     /// Relaxes permissions as [`Stage2::relax`] does, concurrently with other walkers.
@@ -121,10 +123,11 @@ impl Stage2 {
         &self,
         ops: &O,
         ipa: Ipa,
+        level: Level,
         by: Attributes,
     ) -> Result<(), MapError> {
         ops.begin_walk();
-        let result = self.shared_walk(ops).relax(ipa, by);
+        let result = self.shared_walk(ops).relax(ipa, level, by);
         ops.end_walk();
         result
     }

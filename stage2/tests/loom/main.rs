@@ -97,12 +97,15 @@ fn perform(
     let r = request(op);
     let done = match (op, exclusive) {
         (Op::Walk(_), _) => {
-            if let Ok(seen) = table.translate(cpu, r.ipa + 5, Access::Read) {
+            if let Ok(seen) = table.walker().translate(cpu, r.ipa + 5, Access::Read) {
                 assert_eq!(seen.phys.0 & !MOVED_OFFSET, r.phys.0 + 5);
             }
             Ok(())
         }
-        (Op::Relax(_), _) => table.relax_shared(cpu, r.ipa, r.attributes),
+        (Op::Relax(_), _) => {
+            let (_, level) = table.look_up(cpu, r.ipa);
+            table.relax_shared(cpu, r.ipa, level, r.attributes)
+        }
         (Op::Unmap, Some(table)) => table.unmap(cpu, Ipa(0), BLOCK),
         (Op::Protect, Some(table)) => table.write_protect(cpu, Ipa(0), BLOCK),
         (Op::Age, Some(table)) => table.age(cpu, Ipa(0), BLOCK).map(drop),
