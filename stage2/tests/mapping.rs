@@ -290,8 +290,7 @@ fn cmos_in_the_fault_path_work_with_shared_walkers() {
     assert_eq!(checker.lock().unwrap().violations(), []);
 }
 
-/// The fault names a page. Before its handler looks the page up, the host recovers the block and
-/// enables dirty logging again.
+/// Handles a fault on a page after the host has recovered the block and enabled dirty logging again.
 #[test]
 fn a_fault_on_a_replaced_page_makes_no_block_writable_under_dirty_logging() {
     let vm = TestVm::new(Policy::LINUX_6_12_SERIES, Features::default(), 1, 1);
