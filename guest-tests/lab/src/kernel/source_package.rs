@@ -21,12 +21,13 @@ use crate::{
     shell::{self, Shell},
 };
 
-const NO_KEYRING: &str = "Debian's archive keyring is missing, so packages cannot be verified: \
-                          install debian-archive-keyring, or set the kernel source with --source";
+/// Remedies for a machine that cannot fetch Debian's package.
+const OTHER_SOURCES: &str = "set the kernel with --git TREE, or with --source TREE, TARBALL or \
+                             PACKAGE.deb (a linux-source package of Debian or Ubuntu)";
 
-/// Debian suites of Linux versions; the default is the suite of this machine.
-const SUITES: [(&str, &str); 3] =
-    [("5.10", "bullseye"), ("6.12", "trixie"), ("7.3", "trixie-backports")];
+/// Debian suites of Linux versions.
+const SUITES: [(&str, &str); 4] =
+    [("5.10", "bullseye"), ("6.1", "bookworm"), ("6.12", "trixie"), ("7.3", "trixie-backports")];
 
 /// Returns the newest cached package of a version, or downloads it from a suite.
 pub fn download(
@@ -40,19 +41,20 @@ pub fn download(
     if let Some(package) = newest_package(&packages, &name) {
         return Ok(package);
     }
-    let apt = Apt::default();
-    let known = SUITES.iter().find(|(version, _)| *version == base);
-    let suite = match suite.or(known.map(|(_, suite)| *suite)) {
-        Some(suite) => suite.to_owned(),
-        None => apt.codename()?,
-    };
-    let private = cache.join("apt").join(&suite);
+    let known = SUITES.iter().find(|(version, _)| *version == base).map(|(_, suite)| *suite);
+    let suite = suite.or(known).ok_or_else(|| {
+        LabError::Unusable(format!(
+            "the Debian suite of {name} is unknown: set it with --suite, or {OTHER_SOURCES}"
+        ))
+    })?;
+    let list = Apt::default().sources_list(suite)?;
+    let private = cache.join("apt").join(suite);
     let incoming = private.join("incoming");
     for directory in ["lists/partial", "cache/archives/partial", "parts", "incoming"] {
         shell.create_dir(&private.join(directory))?;
     }
     shell.create_dir(&packages)?;
-    shell.write(&private.join("sources.list"), apt.sources_list(&suite)?)?;
+    shell.write(&private.join("sources.list"), list)?;
     shell.write(&private.join("status"), "")?;
     for (task, arguments) in [
         ("reading the package lists", &["update"][..]),
@@ -61,8 +63,8 @@ pub fn download(
         let apt_get = apt_get(task, &private).args(arguments).directory(&incoming);
         shell.run(&apt_get).map_err(|source| LabError::Failed {
             message: format!(
-                "cannot download {name} from suite {suite}: set another suite with --suite, or \
-                 the source with --source TREE, TARBALL or PACKAGE.deb"
+                "cannot download {name} from Debian's suite {suite}: set another suite with \
+                 --suite, or {OTHER_SOURCES}"
             ),
             source,
         })?;
@@ -72,7 +74,8 @@ pub fn download(
         return Ok(packages.join(format!("{name}_VERSION_all.deb")));
     }
     let downloaded = newest_package(&incoming, &name).ok_or_else(|| {
-        CommandError::file("find the package in", &incoming, io::ErrorKind::NotFound.into())
+        let wanted = incoming.join(format!("{name}_VERSION_all.deb"));
+        CommandError::file("find the downloaded package", &wanted, io::ErrorKind::NotFound.into())
     })?;
     let kept = packages.join(downloaded.file_name().unwrap_or_default());
     shell.rename(&downloaded, &kept)?;
@@ -91,13 +94,17 @@ fn apt_get(task: &str, private: &Path) -> Command {
         .args(["-o", &option("Dir::State::status", "status")])
         .args(["-o", &option("Dir::Cache", "cache")])
         .args(["-o", "Acquire::Languages=none", "-o", "Acquire::Retries=3"])
+        // Without this option, apt takes the name of a missing package for a regular expression.
+        .args(["-o", "APT::Cmd::Pattern-Only=true"])
         .log(private.join("log"))
 }
 
-/// Returns the package of this name that was downloaded last.
+/// Returns the file `NAME_VERSION_all.deb` that was downloaded last.
 fn newest_package(directory: &Path, name: &str) -> Option<PathBuf> {
-    let prefix = format!("{name}_");
-    let is_package = |file: &String| file.starts_with(&prefix) && file.ends_with(".deb");
+    let is_package = |file: &String| {
+        let version = file.strip_prefix(name).and_then(|rest| rest.strip_prefix('_'));
+        version.is_some_and(|rest| rest.ends_with("_all.deb"))
+    };
     let packages = shell::sorted_entries(directory).into_iter().filter(is_package);
     packages
         .map(|file| directory.join(file))
@@ -123,28 +130,36 @@ impl Default for Apt {
 }
 
 impl Apt {
-    pub fn codename(&self) -> Result<String, LabError> {
-        fs::read_to_string(&self.os_release)
-            .unwrap_or_default()
-            .lines()
-            .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
-            .map(|value| value.trim_matches('"').to_owned())
-            .ok_or_else(|| {
-                let file = self.os_release.display();
-                LabError::Unusable(format!(
-                    "{file} has no VERSION_CODENAME: set the kernel source with --source"
-                ))
-            })
+    /// Returns a field of `os-release`.
+    fn release(&self, field: &str) -> Option<String> {
+        let text = fs::read_to_string(&self.os_release).ok()?;
+        let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix('='))?;
+        Some(value.trim_matches(['"', '\'']).to_owned())
     }
 
     /// Returns a `sources.list` for a suite and its security suite, with this machine's mirrors.
     pub fn sources_list(&self, suite: &str) -> Result<String, LabError> {
-        let codename = self.codename()?;
+        let unusable = |reason: &str| LabError::Unusable(format!("{reason}: {OTHER_SOURCES}"));
+        if self.release("ID").as_deref() != Some("debian") {
+            return Err(unusable(
+                "the default kernel source is a package of Debian, and this \
+                                 machine runs another distribution",
+            ));
+        }
+        let Some(codename) = self.release("VERSION_CODENAME") else {
+            let file = self.os_release.display();
+            return Err(unusable(&format!("{file} has no VERSION_CODENAME")));
+        };
         let keyring = ["debian-archive-keyring.gpg", "debian-archive-keyring.pgp"]
             .map(|name| self.keyrings.join(name))
             .into_iter()
             .find(|path| path.is_file())
-            .ok_or_else(|| LabError::Unusable(NO_KEYRING.to_owned()))?;
+            .ok_or_else(|| {
+                LabError::Unusable(format!(
+                    "Debian's archive keyring is missing, so packages cannot be verified: install \
+                     debian-archive-keyring, or {OTHER_SOURCES}"
+                ))
+            })?;
         let mut targets = self.targets(&["Origin: Debian"])?;
         if targets.is_empty() {
             // Before an update, apt knows no origins. The keyring rejects other packages.
@@ -152,10 +167,7 @@ impl Apt {
         }
         let lines = derive_sources_list(&targets, &codename, suite, &keyring);
         if lines.is_empty() {
-            return Err(LabError::Unusable(format!(
-                "apt has no Debian package source for '{codename}': set the kernel source with \
-                 --source TREE, TARBALL or PACKAGE.deb"
-            )));
+            return Err(unusable(&format!("apt has no Debian package source for '{codename}'")));
         }
         Ok(lines)
     }
@@ -203,6 +215,8 @@ fn is_suite_of_machine(suite: &str, codename: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     /// Returns the configuration of a machine with these package sources.
@@ -211,7 +225,7 @@ mod tests {
             fs::create_dir_all(directory.join(part)).unwrap();
         }
         let write = |name: &str, text: &str| fs::write(directory.join(name), text).unwrap();
-        write("os-release", "VERSION_CODENAME=bookworm\n");
+        write("os-release", "ID=debian\nVERSION_CODENAME=bookworm\n");
         write("keyrings/debian-archive-keyring.gpg", "");
         write("sources.list", sources);
         let option =
@@ -278,11 +292,74 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let apt = apt_of_machine(directory.path(), "");
 
-        let no_source = apt.sources_list("bullseye").unwrap_err();
+        let no_source = apt.sources_list("bullseye").unwrap_err().to_string();
         fs::remove_dir_all(&apt.keyrings).unwrap();
-        let no_keyring = apt.sources_list("bullseye").unwrap_err();
+        let no_keyring = apt.sources_list("bullseye").unwrap_err().to_string();
+        fs::write(&apt.os_release, "ID=ubuntu\nVERSION_CODENAME=noble\n").unwrap();
+        let other = apt.sources_list("bullseye").unwrap_err().to_string();
 
-        assert!(no_keyring.to_string().contains("keyring is missing"), "{no_keyring}");
-        assert!(no_source.to_string().contains("--source"), "{no_source}");
+        for (error, cause) in [
+            (no_source, "no Debian package source for 'bookworm'"),
+            (no_keyring, "keyring is missing"),
+            (other, "another distribution"),
+        ] {
+            assert!(error.contains(cause) && error.contains("--git TREE"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_version_without_a_known_suite_requires_a_suite_or_a_source() {
+        let directory = tempfile::tempdir().unwrap();
+
+        let error = download(Shell::new(false), directory.path(), "6.18", None).unwrap_err();
+
+        let error = error.to_string();
+        for remedy in ["--suite", "--git", "--source"] {
+            assert!(error.contains(remedy), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_the_package_of_exactly_this_name_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let names = ["linux-source-6.12_6.12.1-1_all.deb", "linux-source-6.1_6.1.2-1_all.deb.part"];
+        for name in names {
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        let before = newest_package(directory.path(), "linux-source-6.1");
+        let wanted = directory.path().join("linux-source-6.1_6.1.2-1_all.deb");
+        fs::write(&wanted, "").unwrap();
+
+        assert_eq!(before, None);
+        assert_eq!(newest_package(directory.path(), "linux-source-6.1"), Some(wanted));
+    }
+
+    #[test]
+    fn apt_takes_no_package_name_for_a_pattern() {
+        if std::process::Command::new("apt-get").arg("--version").output().is_err() {
+            return granule_types::testing::skip("apt-get is not installed");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        // apt reads repositories as another user.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        for part in ["lists/partial", "cache/archives/partial", "parts"] {
+            fs::create_dir_all(path.join(part)).unwrap();
+        }
+        let write = |name: &str, text: &str| fs::write(path.join(name), text).unwrap();
+        write("status", "");
+        write("sources.list", &format!("deb [trusted=yes] file:{} ./\n", path.display()));
+        let package = "Package: linux-source-6.12\nVersion: 1\nArchitecture: all\n\
+                       Filename: ./linux-source-6.12_1_all.deb\nSize: 1\n\
+                       Description: test\nMD5sum: 0\n";
+        write("Packages", package);
+        apt_get("updating", path).arg("update").run().unwrap();
+        let find = |name: &str| {
+            let arguments = ["download", "--print-uris", name];
+            apt_get("finding", path).args(arguments).directory(path).run()
+        };
+
+        assert!(find("linux-source-6.12").is_ok(), "{:?}", find("linux-source-6.12"));
+        assert!(find("linux-source-6.1").is_err());
     }
 }
