@@ -3,7 +3,6 @@
 
 use std::{
     fs,
-    io::{self, Write},
     path::{Path, PathBuf},
 };
 
@@ -11,7 +10,7 @@ use clap::ValueEnum;
 use granule_report::{Comparison, ComparisonOptions, Verdict, command_line, input, render};
 use granule_types::units::parse_percentage;
 
-use super::{CommandOutcome, CommandResult};
+use super::{CommandOutcome, CommandResult, write_stdout};
 
 /// Options of `granule compare`.
 #[derive(Debug, clap::Args)]
@@ -129,11 +128,7 @@ fn compare_sides(args: Args) -> CommandResult {
         fs::write(path, text)
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     } else {
-        match io::stdout().write_all(text.as_bytes()) {
-            // The reader closed the pipe; the exit code is still valid.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-            result => result?,
-        }
+        write_stdout(&text)?;
     }
     Ok(if comparison.count(Verdict::Regression) > 0 {
         CommandOutcome::Failed

@@ -4,10 +4,17 @@
 
 pub mod bench;
 pub mod compare;
+pub mod doctor;
 pub mod lab;
 pub mod run;
 
-use std::{error::Error, fs, io, path::PathBuf, process::ExitCode};
+use std::{
+    error::Error,
+    fs,
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
@@ -26,6 +33,8 @@ enum Command {
     Bench(bench::Args),
     /// Compare two sets of results
     Compare(compare::Args),
+    /// Check this machine for KVM and for the lab
+    Doctor(doctor::Args),
     /// Boot a host kernel before and after a series under emulation, and compare
     Lab(Box<lab::Args>),
     /// Launch a Linux guest with its console on this terminal
@@ -66,6 +75,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Bench(args) => bench::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Lab(args) => lab::run(*args),
         Command::Run(args) => run::run(args),
         Command::Completions(args) => print_completions(&args),
@@ -81,6 +91,25 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Writes text to standard output; a pipe that its reader closed is no error.
+pub(crate) fn write_stdout(text: &str) -> io::Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// Returns an error and its causes as one line.
+pub(crate) fn error_text(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 /// Prints an error and its causes, each on its own line.
@@ -131,8 +160,8 @@ mod tests {
 
         write_man_pages(&ManArgs { folder: folder.path().join("man1") }).unwrap();
 
-        for name in ["granule", "granule-bench", "granule-compare", "granule-lab", "granule-run"] {
-            let page = folder.path().join(format!("man1/{name}.1"));
+        for name in ["", "-bench", "-compare", "-doctor", "-lab", "-run"] {
+            let page = folder.path().join(format!("man1/granule{name}.1"));
             assert!(fs::metadata(&page).unwrap().len() > 500, "{name}");
         }
     }

@@ -81,6 +81,9 @@ fn create_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn 
     Ok(match args.host.engine {
         Engine::Kvm => {
             let machine = KvmMachine::new(args.kvm_config()?)?;
+            if let Some(warning) = machine.emulation_warning() {
+                eprintln!("granule: warning: {warning}");
+            }
             let mode = machine.mode();
             (Box::new(machine), mode)
         }

@@ -55,6 +55,18 @@ pub use x86_64::{guest, host, vm};
 
 use crate::devices::MmioDeviceInfo;
 
+/// Limits of this host's KVM that depend on the architecture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostLimits {
+    /// Maximum width of guest-physical addresses, in bits.
+    pub ipa_bits: u8,
+    /// Block sizes of stage 2, smallest first; empty if KVM does not report them.
+    pub block_sizes: Vec<Bytes>,
+    /// Version of the interrupt controller that a guest of `granule run` uses, 2 or 3; `None` if
+    /// KVM has none, or on another architecture.
+    pub gic_version: Option<u8>,
+}
+
 /// Memory, devices and command line of a VM, which its boot data describe.
 #[derive(Debug)]
 pub struct VmDescription {

@@ -85,6 +85,14 @@ impl PerfCounters {
     }
 }
 
+/// Checks that this process can count a KVM tracepoint.
+///
+/// # Errors
+/// The error names the missing file or the refused call.
+pub fn check_tracepoint(name: &str) -> io::Result<()> {
+    open_counter(find_tracefs(), name).map(drop)
+}
+
 fn find_tracefs() -> Option<&'static Path> {
     TRACEFS_MOUNTS.iter().map(Path::new).find(|path| path.join("events").is_dir())
 }

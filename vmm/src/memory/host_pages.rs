@@ -24,6 +24,18 @@ pub struct HostPages {
     sysfs: PathBuf,
 }
 
+/// Pages of a hugetlb pool, over all NUMA nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HugetlbPool {
+    /// Pages that the administrator requested (`nr_hugepages` without surplus pages).
+    pub configured: u64,
+    /// Pages that no mapping uses; some may be reserved.
+    pub free: u64,
+    /// Pages that a mapping can reserve: free unreserved pages, and surplus pages that the pool may
+    /// still add (`Documentation/admin-guide/mm/hugetlbpage.rst`).
+    pub available: u64,
+}
+
 /// Returns the range that one last-level table maps: a page of 8-byte entries (4K → 2M, 16K → 32M,
 /// 64K → 512M).
 pub(super) const fn block_size(page: Bytes) -> Bytes {
@@ -88,12 +100,12 @@ impl HostPages {
         Ok(())
     }
 
-    /// Checks that a mapping can reserve its hugetlb pages in the pool of all nodes. It can reserve
-    /// free unreserved pages, and surplus pages that the pool may still add
-    /// (`Documentation/admin-guide/mm/hugetlbpage.rst`).
-    pub fn check_hugetlb_pool(&self, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
-        let kib = page.0 >> 10;
-        let folder = self.sysfs.join(format!("kernel/mm/hugepages/hugepages-{kib}kB"));
+    /// Reads the hugetlb pool of a page size.
+    ///
+    /// # Errors
+    /// The host has no such pool, or a file of it cannot be read.
+    pub fn hugetlb_pool(&self, page: Bytes) -> Result<HugetlbPool, MemoryError> {
+        let folder = self.sysfs.join(format!("kernel/mm/hugepages/hugepages-{}kB", page.0 >> 10));
         let number = |name: &str| -> Result<u64, MemoryError> {
             let path = folder.join(name);
             let text = read_text(&path)?;
@@ -104,12 +116,24 @@ impl HostPages {
             })
         };
         let surplus = number("surplus_hugepages")?;
-        let unreserved = number("free_hugepages")?.saturating_sub(number("resv_hugepages")?);
-        let available = unreserved + number("nr_overcommit_hugepages")?.saturating_sub(surplus);
+        let free = number("free_hugepages")?;
+        let unreserved = free.saturating_sub(number("resv_hugepages")?);
+        let unused_surplus = number("nr_overcommit_hugepages")?.saturating_sub(surplus);
+        Ok(HugetlbPool {
+            configured: number("nr_hugepages")?.saturating_sub(surplus),
+            free,
+            available: unreserved + unused_surplus,
+        })
+    }
+
+    /// Checks that a mapping can reserve its hugetlb pages in the pool of all nodes.
+    pub fn check_hugetlb_pool(&self, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
+        let HugetlbPool { configured, available, .. } = self.hugetlb_pool(page)?;
         let needed = size.0.div_ceil(page.0);
         if available < needed {
             let missing = needed - available;
-            let total = number("nr_hugepages")?.saturating_sub(surplus) + missing;
+            let total = configured + missing;
+            let kib = page.0 >> 10;
             return Err(MemoryError::Unavailable(format!(
                 "the memory needs {needed} hugetlb pages of {page} and the host has {available} \
                  available: {missing} are missing; add them with: echo {total} > \

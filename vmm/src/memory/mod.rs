@@ -23,10 +23,9 @@ mod plan;
 mod residency;
 
 pub use guest_ram::{GuestMemory, GuestRam, RamOptions};
-pub use host_pages::HostPages;
+pub use host_pages::{HostPages, HugetlbPool};
 pub use plan::BackingPlan;
-pub use residency::Residency;
-pub(crate) use residency::kib_field;
+pub use residency::{Residency, kib_field};
 
 use host_pages::block_size;
 use std::{io, path::PathBuf};

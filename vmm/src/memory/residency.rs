@@ -116,7 +116,7 @@ fn parse_head_line(line: &str) -> Option<Range<HostVirtAddr>> {
 }
 
 /// Returns the field `name` of a text with lines `NAME: NUMBER kB`.
-pub(crate) fn kib_field(text: &str, name: &str) -> Option<Bytes> {
+pub fn kib_field(text: &str, name: &str) -> Option<Bytes> {
     text.lines().filter_map(parse_field).find(|field| field.0 == name).map(|field| Bytes(field.1))
 }
 

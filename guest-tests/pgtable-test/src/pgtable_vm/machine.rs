@@ -51,6 +51,7 @@ pub struct KvmMachine {
     pub(super) host: HostInfo,
     pub(super) ipa_bits: u8,
     pub(super) accepts_fallback: bool,
+    pub(super) emulated_read_time: Option<Nanoseconds>,
 }
 
 impl KvmMachine {
@@ -62,6 +63,16 @@ impl KvmMachine {
     /// Returns the width of the VM's guest-physical addresses, in bits.
     pub const fn ipa_bits(&self) -> u8 {
         self.ipa_bits
+    }
+
+    /// Returns a warning if this host's KVM emulates guest instructions.
+    pub fn emulation_warning(&self) -> Option<String> {
+        let time = self.emulated_read_time?;
+        Some(format!(
+            "this host's KVM takes {} ns for four guest instructions: it emulates them, and the \
+             emulation dominates the measured times",
+            time.0
+        ))
     }
 
     /// Returns the address of the word at `offset` in each vCPU's mailbox page.

@@ -57,7 +57,7 @@ use granule_vmm::{
     },
     memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions},
 };
-use vcpu::{KvmVcpu, time_per_read, warn_if_emulated};
+use vcpu::{KvmVcpu, MAX_TIME_PER_READ, time_per_read};
 
 pub use machine::KvmMachine;
 
@@ -176,6 +176,7 @@ impl KvmMachine {
                 .map_err(context("detecting the properties of this host"))?,
             ipa_bits: loaded.ipa_bits,
             accepts_fallback: config.accepts_fallback,
+            emulated_read_time: None,
         };
         machine.add_vcpus(&config, &kvm, rings.as_ref())?;
         machine.check_for_emulation()?;
@@ -220,15 +221,15 @@ impl KvmMachine {
         Ok(())
     }
 
-    /// Logs a warning if KVM emulates guest instructions, and removes the counters that this KVM
-    /// does not update. Does nothing on an emulated host, whose time counts instructions.
+    /// Detects a KVM that emulates guest instructions, and removes the counters that this KVM does
+    /// not update. Does nothing on an emulated host, whose time counts instructions.
     fn check_for_emulation(&mut self) -> Result<(), MachineError> {
         let (None, Some(vcpu)) = (&self.host.emulator, self.vcpus.first_mut()) else {
             return Ok(());
         };
         let time =
             time_per_read(vcpu.as_mut(), LOW_MEMORY).map_err(context("entering the guest"))?;
-        warn_if_emulated(time);
+        self.emulated_read_time = (time > MAX_TIME_PER_READ).then_some(time);
         self.statistics.remove_uncounted().map_err(context("reading KVM's statistics"))?;
         self.events.remove_uncounted().map_err(context("reading tracepoints"))
     }

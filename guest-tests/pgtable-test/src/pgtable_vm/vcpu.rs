@@ -186,7 +186,7 @@ const EMULATION_CHECK_READS: u64 = 1000;
 
 /// Maximum time of a read without emulation. A CPU takes a few nanoseconds; guest entry and exit,
 /// divided by the number of reads, add a few tens.
-const MAX_TIME_PER_READ: Nanoseconds = Nanoseconds(200);
+pub const MAX_TIME_PER_READ: Nanoseconds = Nanoseconds(200);
 
 /// Returns the shortest of three measured times of a read, a guest loop of four instructions.
 pub fn time_per_read(
@@ -201,15 +201,4 @@ pub fn time_per_read(
         shortest = shortest.min(clock::elapsed(start, clock::now()).0);
     }
     Ok(Nanoseconds(shortest / EMULATION_CHECK_READS))
-}
-
-/// Logs a warning if the time of a read shows emulation.
-pub fn warn_if_emulated(time: Nanoseconds) {
-    if time > MAX_TIME_PER_READ {
-        log::warn!(
-            "this host's KVM takes {} ns for four guest instructions: it emulates them, and the \
-             emulation dominates the measured times",
-            time.0
-        );
-    }
 }

@@ -42,6 +42,16 @@ pub fn create_gic(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmErro
     }
 }
 
+/// Returns the version of the interrupt controller that [`create_gic`] would create. The VM must
+/// have none, and keeps the one that this call creates.
+pub fn gic_version(vm: &VmFd) -> Option<u8> {
+    let kinds = [
+        (kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3, 3),
+        (kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V2, 2),
+    ];
+    kinds.into_iter().find(|(kind, _)| create_device(vm, *kind).is_ok()).map(|(_, version)| version)
+}
+
 fn configure_v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
     let limit = (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / GIC_REDISTRIBUTOR_SIZE;
     if vcpus > limit {

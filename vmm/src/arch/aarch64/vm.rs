@@ -21,6 +21,8 @@ use kvm_ioctls::VmFd;
 #[cfg(target_arch = "aarch64")]
 pub use super::vcpu::program_counter;
 use crate::kvm::{KvmError, ioctls::enable_capability};
+#[cfg(target_arch = "aarch64")]
+use crate::{arch::HostLimits, arch::aarch64::gic::gic_version};
 
 /// Minimum IPA width that KVM accepts.
 const MIN_IPA_WIDTH: u8 = 32;
@@ -94,6 +96,24 @@ pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
     vm.map_err(|error| KvmError::call("KVM_CREATE_VM", error))
 }
 
+/// Returns the limits of this host's KVM.
+#[cfg(target_arch = "aarch64")]
+pub fn host_limits(kvm: &Kvm) -> Result<HostLimits, KvmError> {
+    let supported = kvm.check_extension_raw(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES.into());
+    let vm = create_vm(kvm, MIN_IPA_WIDTH)?;
+    Ok(HostLimits {
+        ipa_bits: max_ipa_width(kvm.get_host_ipa_limit()),
+        block_sizes: block_sizes(u64::try_from(supported).unwrap_or(0)),
+        gic_version: gic_version(&vm),
+    })
+}
+
+/// Returns the block sizes in a bitmap of `KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES`.
+fn block_sizes(supported: u64) -> Vec<Bytes> {
+    let sizes = (0..u64::BITS).map(|bit| 1 << bit);
+    sizes.filter(|size| supported & size != 0).map(Bytes).collect()
+}
+
 /// Enables eager page splitting in chunks of `chunk`. The VM must have no memslots.
 pub fn enable_eager_split(vm: &VmFd, chunk: Bytes) -> Result<(), KvmError> {
     let supported = vm.check_extension_raw(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES.into());
@@ -114,9 +134,7 @@ fn check_chunk_size(requested: Bytes, supported: u64) -> Result<(), KvmError> {
     if requested.0.is_power_of_two() && supported & requested.0 != 0 {
         return Ok(());
     }
-    let sizes = (0..u64::BITS).map(|bit| 1 << bit);
-    let sizes: Vec<String> =
-        sizes.filter(|size| supported & size != 0).map(|size| Bytes(size).to_string()).collect();
+    let sizes: Vec<String> = block_sizes(supported).iter().map(Bytes::to_string).collect();
     Err(KvmError::Unsupported(format!(
         "--eager-split {requested}: not a block size of this host; expected one of {}",
         sizes.join(", ")

@@ -14,7 +14,7 @@ use granule_types::units::GuestAddress;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
-use crate::kvm::KvmError;
+use crate::{arch::HostLimits, kvm::KvmError};
 
 /// Address of the task segment that Intel CPUs without unrestricted guests need
 /// (`KVM_SET_TSS_ADDR`), in the firmware range as in other VMMs.
@@ -43,6 +43,12 @@ fn memory_ipa_width(end: GuestAddress, requested: Option<u8>, limit: u8) -> Resu
             "--ipa-bits {requested}: memory ends at {end:#x}; this host's CPU has {limit} bits"
         ))),
     }
+}
+
+/// Returns the limits of this host's KVM.
+pub fn host_limits(kvm: &Kvm) -> Result<HostLimits, KvmError> {
+    let ipa_bits = address_width(&cpuid(kvm)?);
+    Ok(HostLimits { ipa_bits, block_sizes: Vec::new(), gic_version: None })
 }
 
 /// Creates a VM.
