@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt, symlink},
+    os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Output},
 };
@@ -27,7 +27,8 @@ impl BareMachine {
         for name in BASIC_PROGRAMS {
             let found = ["/usr/bin", "/bin"].map(|bin| Path::new(bin).join(name));
             let program = found.iter().find(|program| program.exists()).unwrap();
-            symlink(program, machine.path().join("bin").join(name)).unwrap();
+            // No link: a fake program of this name must not overwrite the machine's.
+            machine.add_program(name, &format!("exec {} \"$@\"", program.display()));
         }
         fs::write(machine.path().join("os-release"), os_release).unwrap();
         // An installed Rust toolchain, which needs no package.
