@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use granule_report::{Comparison, ComparisonOptions, Verdict, command_line, input, render};
+use granule_report::{Comparison, ComparisonOptions, FailOn, Verdict, command_line, input, render};
 use granule_types::units::parse_percentage;
 
 use super::{CommandOutcome, CommandResult, write_stdout};
@@ -17,9 +17,9 @@ use super::{CommandOutcome, CommandResult, write_stdout};
 #[command(
     override_usage = "granule compare [OPTIONS] BEFORE AFTER\n       \
                       granule compare [OPTIONS] BEFORE... -- AFTER...",
-    after_help = "Exit code: 0 without a regression, 1 for a regression by more than --min-effect, \
-                  2 if the sides are not comparable. With --bisect: 125 for an inconclusive \
-                  result, and 128, which ends `git bisect run`, instead of 2."
+    after_help = "Exit code: 1 for a verdict of --fail-on, by default a regression by more than \
+                  --min-effect; 2 if the sides are not comparable; otherwise 0. With --bisect: 125 \
+                  for an inconclusive result, and 128, which ends `git bisect run`, instead of 2."
 )]
 pub struct Args {
     /// Inputs of both sides: results (`granule bench --json`), logs of the kernel's
@@ -33,9 +33,10 @@ pub struct Args {
     /// Smallest slowdown that is a regression [default: 1; under emulation 3]
     #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
     min_effect: Option<f64>,
-    /// Compare a count, such as 'DC CIVAC', instead of the time
+    /// Judge a count, such as guest_aborts, 'DC CIVAC', or TLBI for all TLBI instructions, instead
+    /// of the time; repeat the option to judge several, of which one may be time
     #[arg(long, value_name = "COUNT")]
-    metric: Option<String>,
+    metric: Vec<String>,
     /// Compare this phase only; repeat the option for more phases
     #[arg(long, value_name = "PHASE")]
     phase: Vec<String>,
@@ -46,6 +47,9 @@ pub struct Args {
     /// unknown
     #[arg(long)]
     force: bool,
+    /// Verdict for which the exit code is 1
+    #[arg(long, value_enum, value_name = "VERDICT", default_value_t)]
+    fail_on: FailOn,
     /// Use the exit codes of `git bisect run`
     #[arg(long)]
     bisect: bool,
@@ -107,7 +111,7 @@ fn compare_sides(args: Args) -> CommandResult {
         labels: Some([label(before), label(after)]),
         is_forced: args.force,
         min_effect: args.min_effect.map(|percent| percent / 100.0),
-        metric: args.metric.filter(|metric| metric != "time"),
+        metrics: args.metric,
         phases: args.phase,
         is_paired: args.paired,
         command: Some(command_line()),
@@ -130,7 +134,7 @@ fn compare_sides(args: Args) -> CommandResult {
     } else {
         write_stdout(&text)?;
     }
-    Ok(if comparison.count(Verdict::Regression) > 0 {
+    Ok(if args.fail_on.is_failure(&comparison) {
         CommandOutcome::Failed
     } else if args.bisect && comparison.count(Verdict::Inconclusive) > 0 {
         CommandOutcome::Inconclusive

@@ -72,6 +72,23 @@ fn exit_code_is_1_for_a_regression_beyond_the_minimum_effect() {
 }
 
 #[test]
+fn exit_code_is_1_for_the_verdicts_of_fail_on() {
+    let inputs = InputDirectory::new();
+    let before = inputs.write_log("before", PHASE_TIMES, 8);
+    let slower = inputs.write_log("slower", [100_000, 210_000, 300_000], 8);
+    for (sides, fail_on, code) in [
+        ([&before, &slower], "regression", 1),
+        ([&slower, &before], "regression", 0),
+        ([&slower, &before], "difference", 1),
+        ([&before, &slower], "never", 0),
+    ] {
+        let (found, ..) = compare(&[sides[0], sides[1], "--fail-on", fail_on]);
+        assert_eq!(found, Some(code), "{sides:?} {fail_on}");
+    }
+    assert_eq!(compare(&[&before, &inputs.path("absent"), "--fail-on", "never"]).0, Some(2));
+}
+
+#[test]
 fn bisect_exit_code_is_125_for_an_inconclusive_result() {
     let inputs = InputDirectory::new();
     let one = inputs.write_log("one", PHASE_TIMES, 1);

@@ -144,11 +144,16 @@ impl fmt::Display for AnyPhase {
 }
 
 impl Sample {
-    /// Returns a count: in a run with counters, 0 for an instruction that was not executed.
+    /// Returns a count, or the sum over a class of instructions, such as `TLBI`. In a run with
+    /// counters, an instruction that was not executed has the count 0.
     pub(crate) fn count(&self, name: &str) -> Option<u64> {
         let kinds = [&self.counters, &self.events, &self.gauges];
         let found = kinds.into_iter().find_map(|counts| counts.get(name));
-        found.copied().or((!self.counters.is_empty()).then_some(0))
+        let is_in_class =
+            |other: &str| other.split_once(' ').is_some_and(|(class, _)| class == name);
+        let class = self.counters.iter().filter(|(other, _)| is_in_class(other));
+        let sum = || class.map(|(_, count)| count).sum();
+        found.copied().or_else(|| (!self.counters.is_empty()).then(sum))
     }
 
     /// Returns the time in nanoseconds: the elapsed time if `elapsed` is true and it was measured.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of whole comparisons (verdicts, provenance, formats), and the results that tests share.
 
+mod judgements;
+
 use std::slice;
 
 use granule_types::{
@@ -114,36 +116,6 @@ fn one_run_is_inconclusive() {
     assert_eq!(comparison.count(Verdict::Inconclusive), 1);
     assert_eq!(comparison.configurations[0].phases[0].time.ratio, Some(1.5));
     assert!(render::text(&comparison).contains("One run shows one schedule"));
-}
-
-#[test]
-fn a_count_can_be_judged() {
-    let [before, after] = two_sides();
-    let by = |metric: &str| ComparisonOptions { metric: Some(metric.to_owned()), ..options() };
-
-    let fewer = compare_with(&before, &after, &by("DC CIVAC")).unwrap();
-    let once = compare_with(&after[..1], &before[..1], &by("DC CIVAC")).unwrap();
-    let missing = compare_with(&before, &after, &by("DC ZVA")).unwrap_err();
-
-    let verdict = |of: &Comparison, at: usize| of.configurations[0].phases[at].verdict;
-    assert_eq!(verdict(&fewer, 0), Some(Verdict::Improvement));
-    assert_eq!(verdict(&fewer, 1), Some(Verdict::Regression));
-    assert_eq!(verdict(&once, 0), Some(Verdict::Regression), "counts are exact");
-    assert!(missing.to_string().contains("expected one of DC CIVAC, TLBI"), "{missing}");
-}
-
-#[test]
-fn phases_can_be_chosen() {
-    let [before, after] = two_sides();
-    let of = |phase: &str| {
-        let phases = vec![phase.to_owned()];
-        compare_with(&before, &after, &ComparisonOptions { phases, ..options() })
-    };
-    let comparison = of("create").unwrap();
-    assert_eq!(comparison.rows().count(), 1);
-    assert_eq!(comparison.count(Verdict::Regression), 0);
-    let error = of("exec").unwrap_err();
-    assert!(error.to_string().starts_with("none of exec of any"), "{error}");
 }
 
 #[test]

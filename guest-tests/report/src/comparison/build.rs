@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::{
     CompareError, Comparison, ComparisonOptions, GeometricMean, SCHEMA, TIME_METRIC,
-    configuration::{Configuration, Group, groups},
+    configuration::{Configuration, Group, PhaseChange, groups},
     growth,
 };
 use crate::{
@@ -89,10 +89,10 @@ impl Comparison {
             pairs.iter().flat_map(|(one, two)| one.samples.iter().chain(&two.samples));
         let elapsed = is_emulated && compared.all(|sample| sample.elapsed_ns.is_some());
         let default = if is_emulated { MIN_EFFECT_EMULATED } else { MIN_EFFECT };
-        let metric = options.metric.as_deref();
+        let metrics = judged_metrics(&options.metrics);
         let configurations: Vec<Configuration> = pairs
             .iter()
-            .map(|(one, two)| Configuration::new(one, two, elapsed, metric))
+            .map(|(one, two)| Configuration::new(one, two, elapsed, &metrics))
             .filter(|configuration| !configuration.phases.is_empty())
             .collect();
         if configurations.is_empty() {
@@ -100,13 +100,16 @@ impl Comparison {
                 (sides.map(|groups| setup_names(&groups)), options.phases.clone());
             return Err(CompareError::NothingInCommon { sides, phases });
         }
+        let mut metrics = metrics.into_iter();
+        let (metric, further_metrics) = (metrics.next().unwrap_or_default(), metrics.collect());
         let mut comparison = Self {
             schema: SCHEMA,
             before,
             after,
             min_effect: options.min_effect.unwrap_or(default),
             has_elapsed_times: elapsed,
-            metric: metric.unwrap_or(TIME_METRIC).to_owned(),
+            metric,
+            further_metrics,
             is_paired: options.is_paired,
             command: options.command.clone(),
             differences,
@@ -121,35 +124,50 @@ impl Comparison {
         Ok(comparison)
     }
 
-    /// Computes the verdict of each phase that has the metric.
+    /// Computes the verdict of each metric of each phase.
     fn judge(&mut self) -> Result<(), CompareError> {
-        let (is_time, design) = (self.judges_time(), self.design());
+        let is_missing =
+            |metric: &&str| !self.judgements().any(|judgement| judgement.metric == **metric);
+        if let Some(name) = self.metrics().find(is_missing) {
+            let counts = self.rows().flat_map(|(_, change)| change.counts());
+            let known: BTreeSet<String> = counts.map(|(name, _)| name.clone()).collect();
+            let known = known.into_iter().collect();
+            return Err(CompareError::UnknownMetric { name: name.to_owned(), known });
+        }
+        let design = self.design();
         let mut judged = Vec::new();
         let mut rows = Vec::new();
         for configuration in &mut self.configurations {
             let is_emulated = configuration.is_emulated;
-            for change in &mut configuration.phases {
-                let runs = if is_time { Some(&change.runs) } else { change.judged_count.as_ref() };
-                if let Some(runs) = runs.cloned() {
-                    rows.push(RowFigures { runs, design, is_emulated, is_time });
-                    judged.push(change);
-                }
+            for judgement in configuration.phases.iter_mut().flat_map(PhaseChange::judgements_mut) {
+                let is_time = judgement.metric == TIME_METRIC;
+                let runs = judgement.runs.clone();
+                rows.push(RowFigures { runs, design, is_emulated, is_time });
+                judged.push(judgement);
             }
         }
-        if rows.is_empty() {
-            let counts = self.rows().flat_map(|(_, change)| change.counts());
-            let known: BTreeSet<String> = counts.map(|(name, _)| name.clone()).collect();
-            let known = known.into_iter().collect();
-            return Err(CompareError::UnknownMetric { name: self.metric.clone(), known });
-        }
-        for (change, (tested, verdict)) in
+        for (judgement, (tested, verdict)) in
             judged.into_iter().zip(judge::judge(&rows, self.min_effect))
         {
-            change.tested_row = tested;
-            change.verdict = Some(verdict);
+            judgement.tested_row = tested;
+            judgement.verdict = verdict;
         }
         Ok(())
     }
+}
+
+/// Returns the metrics to judge, each once: the time by default.
+fn judged_metrics(requested: &[String]) -> Vec<String> {
+    let mut metrics: Vec<String> = Vec::new();
+    for metric in requested {
+        if !metrics.contains(metric) {
+            metrics.push(metric.clone());
+        }
+    }
+    if metrics.is_empty() {
+        metrics.push(TIME_METRIC.to_owned());
+    }
+    metrics
 }
 
 /// Reports whether configurations are separated by engine. If each side has a single engine and the

@@ -5,8 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use super::{
+    TIME_METRIC,
+    judgement::{Judgement, serialize_first},
+};
 use crate::{
-    judge::{TestedRow, Verdict},
     sample::{AnyPhase, RunSetup, Sample},
     stats::{Change, Runs, Spread},
 };
@@ -114,17 +117,14 @@ pub struct PhaseChange {
     pub work: Option<Change>,
     /// Time of every run.
     pub runs: Runs,
-    /// Judged count of every run. `None` if the time is judged, if a run lacks the count, or if
-    /// the count is 0 in all runs.
-    #[serde(skip)]
-    pub judged_count: Option<Runs>,
     /// Time of every vCPU in every run; empty for phases without vCPUs.
     pub vcpus: Runs,
-    /// Verdict on the judged metric; `None` if this phase lacks the metric.
-    pub verdict: Option<Verdict>,
-    /// Statistical test of the judged metric; `None` for too few runs.
-    #[serde(rename = "tested")]
-    pub tested_row: Option<TestedRow>,
+    /// Judgement of the first metric; `None` if this phase lacks it.
+    #[serde(flatten, serialize_with = "serialize_first")]
+    pub judgement: Option<Judgement>,
+    /// Judgements of the further metrics that this phase has.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub further_judgements: Vec<Judgement>,
     /// Nonzero counts of system instructions and kernel functions, by name.
     pub counters: BTreeMap<String, Change>,
     /// Nonzero counts of kernel events, by name.
@@ -134,9 +134,9 @@ pub struct PhaseChange {
 }
 
 impl Configuration {
-    /// Returns the configuration of two groups with the same key, without verdicts. `elapsed`
-    /// selects elapsed times, `metric` the count to judge.
-    pub fn new(before: &Group, after: &Group, elapsed: bool, metric: Option<&str>) -> Self {
+    /// Returns the configuration of two groups with the same key, with untested judgements
+    /// of `metrics`. `elapsed` selects elapsed times.
+    pub fn new(before: &Group, after: &Group, elapsed: bool, metrics: &[String]) -> Self {
         let [phases, others] = [before, after].map(|group| group.phases());
         let phases = phases.intersection(&others);
         let mut samples = before.samples.iter().chain(&after.samples);
@@ -145,7 +145,7 @@ impl Configuration {
             setup: before.key.setup.clone(),
             is_emulated: samples.all(|sample| sample.host.emulator.is_some()),
             phases: phases
-                .map(|phase| PhaseChange::new(phase, before, after, elapsed, metric))
+                .map(|phase| PhaseChange::new(phase, before, after, elapsed, metrics))
                 .collect(),
         }
     }
@@ -161,7 +161,7 @@ impl PhaseChange {
         before: &Group,
         after: &Group,
         elapsed: bool,
-        metric: Option<&str>,
+        metrics: &[String],
     ) -> Self {
         let both = |figures: &dyn Fn(&Sample) -> Vec<f64>| {
             let [before, after] =
@@ -169,12 +169,13 @@ impl PhaseChange {
             Runs { before, after }
         };
         let runs = both(&|sample| vec![sample.time(elapsed)]);
-        let count = |sample: &Sample| Some(sample.count(metric?)? as f64);
-        let counted = both(&|sample| count(sample).into_iter().collect());
-        let is_counted = [before, after]
-            .iter()
-            .all(|group| group.of_phase(phase).all(|sample| count(sample).is_some()))
-            && counted.sides().concat().iter().any(|&count| count != 0.0);
+        let judgement = |metric: &String| {
+            let runs = match metric.as_str() {
+                TIME_METRIC => runs.clone(),
+                name => count_of_runs(phase, before, after, name)?,
+            };
+            Some(Judgement::untested(metric.clone(), runs))
+        };
         let changes = |counts: SelectCounts, is_counter: bool| {
             let mut names = before.nonzero_counts(phase, counts);
             names.extend(after.nonzero_counts(phase, counts));
@@ -186,23 +187,43 @@ impl PhaseChange {
             let change = |name: &str| Change::between(spread(before, name), spread(after, name));
             names.into_iter().map(|name| (name.to_owned(), change(name))).collect()
         };
-        Self {
+        let mut change = Self {
             phase: phase.clone(),
             time: runs.change(),
             work: elapsed.then(|| both(&|sample| vec![sample.ns]).change()),
-            runs,
-            judged_count: is_counted.then_some(counted),
             vcpus: both(&|sample| sample.vcpu_ns.clone()),
-            verdict: None,
-            tested_row: None,
+            judgement: metrics.first().and_then(judgement),
+            further_judgements: metrics.iter().skip(1).filter_map(judgement).collect(),
+            runs,
             counters: changes(|sample| &sample.counters, true),
             events: changes(|sample| &sample.events, false),
             gauges: changes(|sample| &sample.gauges, false),
-        }
+        };
+        change.add_judged_classes();
+        change
     }
 
-    pub fn is_regression(&self) -> bool {
-        self.verdict == Some(Verdict::Regression)
+    /// Adds the sums of judged classes of instructions to the counters.
+    fn add_judged_classes(&mut self) {
+        let classes = self.judgements().filter(|judgement| {
+            judgement.metric != TIME_METRIC && self.count(&judgement.metric).is_none()
+        });
+        let sums: Vec<_> =
+            classes.map(|class| (class.metric.clone(), class.runs.change())).collect();
+        self.counters.extend(sums);
+    }
+
+    /// Returns the judgements of all metrics that this phase has.
+    pub fn judgements(&self) -> impl Iterator<Item = &Judgement> {
+        self.judgement.iter().chain(&self.further_judgements)
+    }
+
+    pub fn judgements_mut(&mut self) -> impl Iterator<Item = &mut Judgement> {
+        self.judgement.iter_mut().chain(&mut self.further_judgements)
+    }
+
+    pub fn judgement_of(&self, metric: &str) -> Option<&Judgement> {
+        self.judgements().find(|judgement| judgement.metric == metric)
     }
 
     pub fn counts(&self) -> impl Iterator<Item = (&String, &Change)> {
@@ -212,4 +233,14 @@ impl PhaseChange {
     pub fn count(&self, name: &str) -> Option<&Change> {
         self.counts().find_map(|(known, change)| (known == name).then_some(change))
     }
+}
+
+/// Returns the count of every run; `None` if a run lacks it, or if it is 0 in all runs.
+fn count_of_runs(phase: &AnyPhase, before: &Group, after: &Group, name: &str) -> Option<Runs> {
+    let side = |group: &Group| -> Option<Vec<f64>> {
+        group.of_phase(phase).map(|sample| Some(sample.count(name)? as f64)).collect()
+    };
+    let runs = Runs { before: side(before)?, after: side(after)? };
+    let is_counted = runs.sides().concat().iter().any(|&count| count != 0.0);
+    is_counted.then_some(runs)
 }

@@ -8,20 +8,23 @@
 //! Samples form one group for each configuration (engine, mode, backing, size, vCPUs, options);
 //! seeds and iterations are the runs of a group. Both sides need the same provenance. A statistical
 //! test compares the runs of each phase, and its p is corrected over the whole table. Counts
-//! explain a time; a verdict on a count requires [`ComparisonOptions::metric`].
+//! explain a time; a verdict on a count requires [`ComparisonOptions::metrics`].
 
 mod build;
 mod configuration;
 mod growth;
+mod judgement;
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 use thiserror::Error;
 
+pub use self::judgement::FailOn;
 pub(crate) use self::{
     configuration::{Configuration, Group, PhaseChange, SelectCounts, groups},
     growth::{Fit, Growth, Sweep, SweepParameter, sweeps},
+    judgement::Judgement,
 };
 use crate::{
     judge::Verdict,
@@ -48,8 +51,11 @@ pub struct Comparison {
     /// Indicates that times are the elapsed time of emulated CPUs that run in parallel.
     #[serde(rename = "elapsed", skip_serializing_if = "std::ops::Not::not")]
     pub(crate) has_elapsed_times: bool,
-    /// Judged metric: [`TIME_METRIC`] or a count's name.
+    /// First judged metric: [`TIME_METRIC`] or a count's name.
     pub(crate) metric: String,
+    /// Further judged metrics.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) further_metrics: Vec<String>,
     #[serde(rename = "paired")]
     is_paired: bool,
     /// Command line that repeats the comparison.
@@ -90,9 +96,14 @@ impl Comparison {
         self.rows().map(|(_, change)| &change.phase).collect()
     }
 
-    /// Returns the number of phases with this verdict.
+    /// Returns the judgements of all metrics of all phases.
+    pub(crate) fn judgements(&self) -> impl Iterator<Item = &Judgement> {
+        self.rows().flat_map(|(_, change)| change.judgements())
+    }
+
+    /// Returns the number of judged figures with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
-        self.rows().filter(|(_, change)| change.verdict == Some(verdict)).count()
+        self.judgements().filter(|judgement| judgement.verdict == verdict).count()
     }
 
     /// Reports whether times are the virtual times of an emulator on both sides.
@@ -100,8 +111,9 @@ impl Comparison {
         self.before.is_emulated() && self.after.is_emulated()
     }
 
-    pub(crate) fn judges_time(&self) -> bool {
-        self.metric == TIME_METRIC
+    /// Returns the judged metrics.
+    pub(crate) fn metrics(&self) -> impl Iterator<Item = &str> {
+        [&self.metric].into_iter().chain(&self.further_metrics).map(String::as_str)
     }
 
     /// Returns the experimental design: independent or paired runs.
@@ -119,8 +131,8 @@ pub struct ComparisonOptions {
     pub is_forced: bool,
     /// Smallest relative slowdown that is a regression; `None` for 0.01, or 0.03 under emulation.
     pub min_effect: Option<f64>,
-    /// Count to judge instead of the time.
-    pub metric: Option<String>,
+    /// Metrics to judge: `time` and names of counts; the time if empty.
+    pub metrics: Vec<String>,
     /// Phases to compare; all if empty.
     pub phases: Vec<String>,
     /// Pairs the runs of both sides by seed and iteration.

@@ -10,7 +10,7 @@
 
 use super::number::{self, Unit};
 use crate::{
-    comparison::{Comparison, PhaseChange, TIME_METRIC, WORK_METRIC},
+    comparison::{Judgement, PhaseChange, TIME_METRIC, WORK_METRIC},
     judge::{TestedRow, Verdict},
     stats::{Change, Spread},
 };
@@ -22,8 +22,6 @@ pub struct TableRow<'a> {
     pub metric: &'a str,
     pub phase: &'a PhaseChange,
     pub change: &'a Change,
-    /// Indicates that the verdict and the test of the phase belong to this figure.
-    pub is_judged: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,13 +149,8 @@ pub fn hodges_lehmann_text(tested: &TestedRow) -> Option<String> {
 
 /// Returns the rows of a phase: its time, its work, then its counts. Kernel events and functions
 /// come before instructions, whose names begin with a capital letter.
-pub fn table_rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<TableRow<'a>> {
-    let row = |metric: &'a str, change: &'a Change| TableRow {
-        metric,
-        phase,
-        change,
-        is_judged: metric == comparison.metric,
-    };
+pub fn table_rows<'a>(phase: &'a PhaseChange) -> Vec<TableRow<'a>> {
+    let row = |metric: &'a str, change: &'a Change| TableRow { metric, phase, change };
     let counted = |(name, change): (&'a String, &'a Change)| row(name, change);
     let is_instruction = |row: &TableRow| row.metric.starts_with(|c: char| c.is_ascii_uppercase());
     let (instructions, functions): (Vec<TableRow>, Vec<TableRow>) =
@@ -188,8 +181,13 @@ impl TableRow<'_> {
         if self.is_time() { self.phase.phase.name() } else { self.metric }
     }
 
+    /// Returns the judgement of this figure, if it is judged.
+    pub fn judgement(&self) -> Option<&Judgement> {
+        self.phase.judgement_of(self.metric)
+    }
+
     pub fn verdict(&self) -> Option<Verdict> {
-        self.phase.verdict.filter(|_| self.is_judged)
+        Some(self.judgement()?.verdict)
     }
 
     pub fn mark(&self) -> &'static str {
@@ -197,14 +195,14 @@ impl TableRow<'_> {
     }
 
     pub fn tested_row(&self) -> Option<&TestedRow> {
-        self.phase.tested_row.as_ref().filter(|_| self.is_judged)
+        self.judgement()?.tested_row.as_ref()
     }
 
     /// Formats the smallest detectable slowdown if the runs show no difference.
     pub fn detectable_text(&self) -> Option<String> {
         let tested = self.tested_row()?;
         let growth = (tested.detectable_ratio? - 1.0) * 100.0;
-        let is_found = tested.is_significant() || self.phase.is_regression();
+        let is_found = tested.is_significant() || self.verdict() == Some(Verdict::Regression);
         (!is_found).then(|| format!("no difference found; growth of {growth:.1}% would be found"))
     }
 

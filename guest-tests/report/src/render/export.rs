@@ -8,7 +8,7 @@ use super::{
     number, sentences,
 };
 use crate::{
-    comparison::{Comparison, Configuration, PhaseChange},
+    comparison::{Comparison, Configuration, Judgement, PhaseChange, TIME_METRIC},
     judge::Verdict,
 };
 
@@ -30,7 +30,7 @@ pub fn csv(comparison: &Comparison) -> String {
     let mut out = String::new();
     push_line(&mut out, HEADER.split(',').chain(fields().map(|(name, _)| *name)));
     for (configuration, change) in comparison.rows() {
-        for row in table_rows(comparison, change) {
+        for row in table_rows(change) {
             let mut line = setup_fields(configuration);
             line.extend([change.phase.to_string(), row.metric.to_owned()]);
             line.extend(fields().map(|(_, value)| value(&row).unwrap_or_default()));
@@ -68,20 +68,24 @@ fn push_line<'a>(out: &mut String, fields: impl Iterator<Item = &'a str>) {
     out.push('\n');
 }
 
-/// Renders a comparison as KTAP, version 1, with a test for each phase that has a verdict. A
-/// regression is `not ok`; an inconclusive phase is skipped.
+/// Renders a comparison as KTAP, version 1, with a test for each judged figure. A regression is
+/// `not ok`; an inconclusive figure is skipped. With several metrics, a name ends with its metric.
 pub fn ktap(comparison: &Comparison) -> String {
-    let rows = comparison.rows();
-    let judged: Vec<_> =
-        rows.filter_map(|(c, change)| Some((c, change, change.verdict?))).collect();
+    let judged: Vec<_> = comparison
+        .rows()
+        .flat_map(|(c, change)| change.judgements().map(move |judgement| (c, change, judgement)))
+        .collect();
     let mut out = format!("KTAP version 1\n1..{}\n", judged.len());
-    for (number, (configuration, change, verdict)) in (1..).zip(&judged) {
-        let name =
+    for (number, (configuration, change, judgement)) in (1..).zip(&judged) {
+        let mut name =
             format!("{} {}", sentences::short_title(comparison, configuration), change.phase);
+        if !comparison.further_metrics.is_empty() {
+            name += &format!(" {}", judgement.metric);
+        }
         // `#` would begin a directive.
         let name = name.replace('#', "").replace(", ", " ");
-        let reason = verdict_reason(comparison, change);
-        out += &match verdict {
+        let reason = verdict_reason(change, judgement);
+        out += &match judgement.verdict {
             Verdict::Regression => format!("# {name}: {reason}\nnot ok {number} {name}\n"),
             Verdict::Inconclusive => {
                 format!("ok {number} {name} # SKIP inconclusive: {reason}\n")
@@ -97,11 +101,11 @@ pub fn ktap(comparison: &Comparison) -> String {
     out + &format!("# Totals: pass:{passed} fail:{failed} xfail:0 xpass:0 skip:{skipped} error:0\n")
 }
 
-fn verdict_reason(comparison: &Comparison, phase: &PhaseChange) -> String {
-    let metric = &comparison.metric;
+fn verdict_reason(phase: &PhaseChange, judgement: &Judgement) -> String {
+    let metric = &judgement.metric;
     let change = phase.count(metric).unwrap_or(&phase.time);
     let mut reason = format!("{metric} ratio {}", number::ratio(change));
-    if let Some(tested) = &phase.tested_row {
+    if let Some(tested) = &judgement.tested_row {
         if let Some(estimate) = columns::hodges_lehmann_text(tested) {
             reason += &format!(", Hodges-Lehmann {estimate}");
         }
@@ -110,34 +114,36 @@ fn verdict_reason(comparison: &Comparison, phase: &PhaseChange) -> String {
     reason
 }
 
-/// Renders the time or judged count of each run in the Go benchmark format for `benchstat`.
+/// Renders the judged figures of each run in the Go benchmark format for `benchstat`.
 ///
 /// Each side has a configuration line above its runs, so the command is `benchstat -col side
 /// FILE`. Any other configuration line that differs between sides would split the table.
 pub fn benchstat(comparison: &Comparison) -> String {
     let mut out = String::new();
-    // A unit must be one word; for unknown units, benchstat treats lower values as better.
-    let unit = if comparison.judges_time() {
-        "ns/op".to_owned()
-    } else {
-        comparison.metric.split_whitespace().collect::<Vec<_>>().join("-") + "/op"
-    };
     for side in ["before", "after"] {
         // Writing into a String cannot fail.
         let _ = writeln!(out, "side: {side}\n");
         for (configuration, change) in comparison.rows() {
-            let times = Some(&change.runs).filter(|_| comparison.judges_time());
-            let Some(runs) = times.or(change.judged_count.as_ref()) else {
-                continue;
-            };
             let benchmark = benchmark_name(configuration, change);
-            for figure in if side == "before" { &runs.before } else { &runs.after } {
-                let _ = writeln!(out, "{benchmark} 1 {figure} {unit}");
+            for Judgement { metric, runs, .. } in change.judgements() {
+                let unit = benchmark_unit(metric);
+                for figure in if side == "before" { &runs.before } else { &runs.after } {
+                    let _ = writeln!(out, "{benchmark} 1 {figure} {unit}");
+                }
             }
         }
         out.push('\n');
     }
     out
+}
+
+/// Returns the unit of a metric, one word. For unknown units, benchstat treats lower values as
+/// better.
+fn benchmark_unit(metric: &str) -> String {
+    match metric {
+        TIME_METRIC => "ns/op".to_owned(),
+        count => count.split_whitespace().collect::<Vec<_>>().join("-") + "/op",
+    }
 }
 
 /// Returns the name `BenchmarkStage2/phase=create/backing=anonymous/...`. It has no spaces and no
@@ -180,8 +186,10 @@ mod tests {
     fn benchstat_text(metric: Option<&str>, change: impl Fn(&mut Record)) -> String {
         let mut sides = [runs(&[10, 12], &[30, 31]), with_series(runs(&[8, 9], &[30, 33]))];
         sides.iter_mut().flatten().for_each(change);
-        let options =
-            ComparisonOptions { metric: metric.map(str::to_owned), ..ComparisonOptions::default() };
+        let options = ComparisonOptions {
+            metrics: metric.map(str::to_owned).into_iter().collect(),
+            ..ComparisonOptions::default()
+        };
         benchstat(&compare_with(&sides[0], &sides[1], &options).unwrap())
     }
 

@@ -3,7 +3,7 @@
 
 use super::number;
 use crate::{
-    comparison::{Comparison, Configuration, Fit, GeometricMean, Growth, PhaseChange},
+    comparison::{Comparison, Configuration, Fit, GeometricMean, Growth, Judgement, TIME_METRIC},
     judge::{self, Verdict},
     provenance::Side,
     sample::AnyPhase,
@@ -90,15 +90,11 @@ pub fn ratios_title(comparison: &Comparison) -> String {
 
 /// Formats the time ratio of a phase in a configuration, with its verdict; empty if the
 /// configuration lacks the phase.
-pub fn time_ratio(
-    comparison: &Comparison,
-    configuration: &Configuration,
-    phase: &AnyPhase,
-) -> (String, Option<Verdict>) {
+pub fn time_ratio(configuration: &Configuration, phase: &AnyPhase) -> (String, Option<Verdict>) {
     let Some(change) = configuration.phase(phase) else {
         return (String::new(), None);
     };
-    let verdict = change.verdict.filter(|_| comparison.judges_time());
+    let verdict = change.judgement_of(TIME_METRIC).map(|judgement| judgement.verdict);
     (number::ratio(&change.time), verdict)
 }
 
@@ -170,9 +166,27 @@ fn growth_line(growth: &Growth) -> String {
 const ONE_SIDED_NOTE: &str = "A regression needs p after Holm below 0.09: p is two-sided, and a \
     regression lies on one side. An improvement needs 0.05.";
 
-/// Returns the verdict on the whole comparison.
+/// Returns the verdict on the whole comparison: a sentence for each metric, and its limits.
 pub fn verdict(comparison: &Comparison) -> Vec<String> {
-    let time = comparison.judges_time();
+    let mut lines: Vec<String> =
+        comparison.metrics().map(|metric| metric_verdict(comparison, metric)).collect();
+    let is_one_sided = |judgement: &Judgement| {
+        judgement.verdict == Verdict::Regression
+            && judgement.tested_row.is_some_and(|tested| !tested.is_significant())
+    };
+    if comparison.judgements().any(is_one_sided) {
+        lines.push(ONE_SIDED_NOTE.to_owned());
+    }
+    let inconclusive = comparison.count(Verdict::Inconclusive);
+    if inconclusive > 0 {
+        let judged = comparison.judgements().count();
+        lines.push(inconclusive_line(comparison, inconclusive, judged));
+    }
+    lines
+}
+
+fn metric_verdict(comparison: &Comparison, metric: &str) -> String {
+    let time = metric == TIME_METRIC;
     let mut effect = number::percent(comparison.min_effect * 100.0);
     if comparison.is_emulated() && time {
         effect += " and a timer tick";
@@ -180,49 +194,38 @@ pub fn verdict(comparison: &Comparison) -> Vec<String> {
     let more = match (time, comparison.is_emulated()) {
         (true, true) => "slower in virtual time".to_owned(),
         (true, false) => "slower".to_owned(),
-        (false, _) => format!("higher in {}", comparison.metric),
+        (false, _) => format!("higher in {metric}"),
     };
-    let judged = comparison.rows().filter(|(_, change)| change.verdict.is_some()).count();
-    let [regressions, inconclusive] =
-        [Verdict::Regression, Verdict::Inconclusive].map(|verdict| comparison.count(verdict));
-    let mut lines = vec![if regressions > 0 {
+    let judged = || comparison.judgements().filter(|judgement| judgement.metric == metric);
+    let [regressions, inconclusive] = [Verdict::Regression, Verdict::Inconclusive]
+        .map(|verdict| judged().filter(|judgement| judgement.verdict == verdict).count());
+    let judged = judged().count();
+    if regressions > 0 {
         let of = match judged {
             1 => "the phase".to_owned(),
             _ => format!("{regressions} of {judged} phases"),
         };
-        format!("Regression: {of} {more} by more than {effect}, marked with !.")
-    } else {
-        let (shown, is_shown) =
-            if inconclusive > 0 { (" shown", " shown to be") } else { ("", "") };
-        let of = match judged {
-            1 => format!("the phase is not{is_shown}"),
-            _ => format!("none of {judged} phases is{is_shown}"),
-        };
-        format!("No regression{shown}: {of} {more} by more than {effect}.")
-    }];
-    let is_one_sided = |change: &PhaseChange| {
-        change.is_regression() && change.tested_row.is_some_and(|tested| !tested.is_significant())
+        return format!("Regression: {of} {more} by more than {effect}, marked with !.");
+    }
+    let (shown, is_shown) = if inconclusive > 0 { (" shown", " shown to be") } else { ("", "") };
+    let of = match judged {
+        1 => format!("the phase is not{is_shown}"),
+        _ => format!("none of {judged} phases is{is_shown}"),
     };
-    if comparison.rows().any(|(_, change)| is_one_sided(change)) {
-        lines.push(ONE_SIDED_NOTE.to_owned());
-    }
-    if inconclusive > 0 {
-        lines.push(inconclusive_line(comparison, inconclusive, judged));
-    }
-    lines
+    format!("No regression{shown}: {of} {more} by more than {effect}.")
 }
 
 /// Returns the line with the reason of inconclusive rows and the number of runs that they need.
 fn inconclusive_line(comparison: &Comparison, inconclusive: usize, rows: usize) -> String {
     let least = judge::min_runs(rows, comparison.design());
-    let too_few = |change: &PhaseChange| {
-        change.verdict == Some(Verdict::Inconclusive) && change.runs.runs_per_side() < least
+    let too_few = |judgement: &Judgement| {
+        judgement.verdict == Verdict::Inconclusive && judgement.runs.runs_per_side() < least
     };
     let (of, table) = match rows {
         1 => (String::new(), "One phase".to_owned()),
         rows => (format!(" for {inconclusive} of {rows}"), format!("A table of {rows}")),
     };
-    if comparison.rows().any(|(_, change)| too_few(change)) {
+    if comparison.judgements().any(too_few) {
         format!(
             "Inconclusive{of}, marked with ?: too few runs or too wide a spread. {table} needs at \
              least {least} runs a side."

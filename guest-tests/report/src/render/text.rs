@@ -29,7 +29,7 @@ pub fn text(comparison: &Comparison) -> String {
         let headings = COLUMNS.iter().map(|column| column.heading.to_owned());
         table_line(&mut out, "  phase", headings, "");
         for change in &configuration.phases {
-            phase_lines(&mut out, comparison, change);
+            phase_lines(&mut out, change);
         }
     }
     if comparison.configurations.len() > 1 {
@@ -44,8 +44,8 @@ pub fn text(comparison: &Comparison) -> String {
 }
 
 /// Writes each row of a phase, the range of its runs if they differ, and its test.
-fn phase_lines(out: &mut String, comparison: &Comparison, change: &PhaseChange) {
-    for row in table_rows(comparison, change) {
+fn phase_lines(out: &mut String, change: &PhaseChange) {
+    for row in table_rows(change) {
         let indent = if row.is_time() { "  " } else { "    " };
         let cells: Vec<Cell> = COLUMNS.iter().map(|column| (column.cell)(&row)).collect();
         let medians = cells.iter().map(|cell| match cell {
@@ -120,7 +120,7 @@ fn ratio_lines(out: &mut String, comparison: &Comparison, phases: &[&AnyPhase]) 
         wrap(out, "", &sentences::short_title(comparison, configuration));
         let mut line = " ".to_owned();
         for phase in phases {
-            let (ratio, verdict) = sentences::time_ratio(comparison, configuration, phase);
+            let (ratio, verdict) = sentences::time_ratio(configuration, phase);
             let ratio = format!("{ratio}{:1}", verdict.map_or("", Verdict::mark));
             let _ = write!(line, "{ratio:>0$}", width(phase));
         }
@@ -156,7 +156,7 @@ pub fn markdown(comparison: &Comparison) -> String {
         let title = escape_markdown(&sentences::title(comparison, configuration));
         let headings = columns.iter().map(|column| column.heading.to_owned());
         let mut table = vec![["phase".to_owned()].into_iter().chain(headings).collect()];
-        for row in configuration.phases.iter().flat_map(|change| table_rows(comparison, change)) {
+        for row in configuration.phases.iter().flat_map(table_rows) {
             let name = escape_markdown(row.name());
             let name = if row.is_time() { format!("**{name}**") } else { name };
             let name = format!("{name} {}", row.mark()).trim_end().to_owned();
@@ -181,7 +181,7 @@ fn markdown_overview(out: &mut String, comparison: &Comparison) {
     for configuration in &comparison.configurations {
         let title = sentences::short_title(comparison, configuration);
         let ratios = phases.iter().map(|phase| {
-            let (ratio, verdict) = sentences::time_ratio(comparison, configuration, phase);
+            let (ratio, verdict) = sentences::time_ratio(configuration, phase);
             format!("{ratio} {}", verdict.map_or("", Verdict::mark)).trim_end().to_owned()
         });
         table.push([escape_markdown(&title)].into_iter().chain(ratios).collect());

@@ -111,7 +111,7 @@ fn counts(comparison: &Comparison, configuration: &Configuration) -> Vec<Count> 
     let is_gauge =
         |name: &str| configuration.phases.iter().any(|change| change.gauges.contains_key(name));
     let mut counts: Vec<Count> = Vec::new();
-    for row in configuration.phases.iter().flat_map(|change| table_rows(comparison, change)) {
+    for row in configuration.phases.iter().flat_map(table_rows) {
         if row.is_duration() || is_gauge(row.metric) {
             continue;
         }

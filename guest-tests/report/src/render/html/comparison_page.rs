@@ -54,7 +54,7 @@ fn overview(comparison: &Comparison) -> String {
     let head: Vec<&str> = [title.as_str()].into_iter().chain(names).collect();
     let row = |configuration: &Configuration| {
         let cells = phases.iter().map(|phase| {
-            let (ratio, verdict) = sentences::time_ratio(comparison, configuration, phase);
+            let (ratio, verdict) = sentences::time_ratio(configuration, phase);
             let tag = tag(verdict, &format!("{ratio}{}", verdict.map_or("", Verdict::mark)));
             if ratio.is_empty() { ratio } else { tag }
         });
@@ -99,9 +99,9 @@ fn capitalize(text: &str) -> String {
 
 /// Returns the tables of one configuration. The counts of a phase are collapsed unless judged.
 fn tables(comparison: &Comparison, configuration: &Configuration) -> ConfigurationTables {
-    let all = configuration.phases.iter().flat_map(|change| table_rows(comparison, change));
+    let all = configuration.phases.iter().flat_map(table_rows);
     let (main, counts): (Vec<TableRow>, Vec<TableRow>) =
-        all.clone().partition(|row| row.is_time() || row.is_judged);
+        all.clone().partition(|row| row.is_time() || row.verdict().is_some());
     let has_counts = !counts.is_empty() || main.iter().any(|row| !row.is_time());
     ConfigurationTables {
         title: sentences::title(comparison, configuration),
@@ -159,8 +159,10 @@ mod tests {
     fn comparison(metric: Option<&str>) -> Comparison {
         let about = |us: u64| (0..10).map(|run| us + run).collect::<Vec<u64>>();
         let side = |create, update| without_emulator(runs(&about(create), &about(update)));
-        let options =
-            ComparisonOptions { metric: metric.map(str::to_owned), ..ComparisonOptions::default() };
+        let options = ComparisonOptions {
+            metrics: metric.map(str::to_owned).into_iter().collect(),
+            ..ComparisonOptions::default()
+        };
         compare_with(&side(2000, 1000), &with_series(side(1000, 2000)), &options).unwrap()
     }
 

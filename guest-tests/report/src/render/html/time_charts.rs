@@ -9,7 +9,9 @@ use super::{
     svg::{Scale, Svg, WIDTH, figure_element},
 };
 use crate::{
-    comparison::{self, Comparison, Configuration, PhaseChange, Sweep, SweepParameter},
+    comparison::{
+        self, Comparison, Configuration, PhaseChange, Sweep, SweepParameter, TIME_METRIC,
+    },
     sample::AnyPhase,
     stats::Spread,
 };
@@ -92,8 +94,8 @@ pub fn chart_by_configuration(comparison: &Comparison, phase: &AnyPhase) -> Stri
 fn change_text(change: &PhaseChange) -> String {
     let unit = Unit::of_time(&change.time);
     let [before, after] = [change.time.before, change.time.after].map(|spread| unit.median(spread));
-    let ends =
-        change.tested_row.and_then(|test| test.interval).map(|ends| ends.map(number::factor));
+    let interval = change.judgement_of(TIME_METRIC).and_then(|judged| judged.tested_row?.interval);
+    let ends = interval.map(|ends| ends.map(number::factor));
     let ends = ends.map(|[low, high]| format!(" ({low} to {high})"));
     let ratio = number::ratio(&change.time);
     format!("{before} → {after}, ×{ratio}{}", ends.unwrap_or_default())

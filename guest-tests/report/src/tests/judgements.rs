@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tests of the judged metrics and phases, and of the verdicts on which a comparison fails.
+
+use granule_types::phase::Phase;
+
+use super::{compare, compare_with, options, two_sides, with_series};
+use crate::{Comparison, ComparisonOptions, FailOn, Verdict, render};
+
+fn verdicts(comparison: &Comparison) -> Vec<Verdict> {
+    comparison.judgements().map(|judgement| judgement.verdict).collect()
+}
+
+#[test]
+fn a_count_can_be_judged() {
+    let [before, after] = two_sides();
+    let by = |metric: &str| ComparisonOptions { metrics: vec![metric.to_owned()], ..options() };
+
+    let fewer = compare_with(&before, &after, &by("DC CIVAC")).unwrap();
+    let once = compare_with(&after[..1], &before[..1], &by("DC CIVAC")).unwrap();
+    let missing = compare_with(&before, &after, &by("DC ZVA")).unwrap_err();
+
+    assert_eq!(verdicts(&fewer), [Verdict::Improvement, Verdict::Regression]);
+    assert_eq!(verdicts(&once), [Verdict::Regression], "counts are exact");
+    assert!(missing.to_string().contains("expected one of DC CIVAC, TLBI"), "{missing}");
+}
+
+#[test]
+fn each_metric_is_judged() {
+    use Verdict::{Improvement, NoRegression, Regression};
+    let [before, mut after] = two_sides();
+    for record in after.iter_mut().filter(|record| record.phase == Phase::Create) {
+        record.counters.insert("TLBI IPAS2E1IS".to_owned(), 7);
+    }
+    let metrics = ["time", "DC CIVAC", "TLBI", "time"].map(str::to_owned).to_vec();
+
+    let comparison =
+        compare_with(&before, &after, &ComparisonOptions { metrics, ..options() }).unwrap();
+
+    let found = verdicts(&comparison);
+    assert_eq!(
+        found,
+        [Improvement, Improvement, Regression, Regression, Regression, NoRegression],
+        "time, DC CIVAC and TLBI of create, then of update"
+    );
+    let text = render::text(&comparison);
+    for expected in [
+        "    TLBI                               33             40   1.212   -21.2% !\n",
+        "\nRegression: 1 of 2 phases higher in DC CIVAC by more than 3%, marked",
+        "\nRegression: 1 of 2 phases higher in TLBI by more than 3%, marked",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let json = serde_json::to_value(&comparison).unwrap();
+    let create = &json["configurations"][0]["phases"][0];
+    assert_eq!([&json["metric"], &json["further_metrics"][1]], ["time", "TLBI"]);
+    assert_eq!(
+        [&create["verdict"], &create["further_judgements"][1]["metric"]],
+        ["improvement", "TLBI"]
+    );
+    let ktap = render::ktap(&comparison);
+    assert!(ktap.contains("\nnot ok 3 anonymous_hugetlb_2mb 64M 16 vCPUs create TLBI\n"), "{ktap}");
+    assert_eq!(render::benchstat(&comparison).matches(" TLBI/op\n").count(), 12);
+}
+
+#[test]
+fn a_comparison_fails_on_the_chosen_verdicts() {
+    let [before, after] = two_sides();
+    let failures = |phases: &[&str]| {
+        let phases = phases.iter().map(|&phase| phase.to_owned()).collect();
+        let comparison =
+            compare_with(&before, &after, &ComparisonOptions { phases, ..options() }).unwrap();
+        [FailOn::Regression, FailOn::Difference, FailOn::Never].map(|on| on.is_failure(&comparison))
+    };
+    let same = compare(&before, &with_series(before.clone())).unwrap();
+
+    assert_eq!(failures(&["create"]), [false, true, false], "an improvement");
+    assert_eq!(failures(&["update"]), [true, true, false], "a regression");
+    assert!(!FailOn::Difference.is_failure(&same));
+}
+
+#[test]
+fn phases_can_be_chosen() {
+    let [before, after] = two_sides();
+    let of = |phase: &str| {
+        let phases = vec![phase.to_owned()];
+        compare_with(&before, &after, &ComparisonOptions { phases, ..options() })
+    };
+    let comparison = of("create").unwrap();
+    assert_eq!(comparison.rows().count(), 1);
+    assert_eq!(comparison.count(Verdict::Regression), 0);
+    let error = of("exec").unwrap_err();
+    assert!(error.to_string().starts_with("none of exec of any"), "{error}");
+}
