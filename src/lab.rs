@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::ArgGroup;
-use granule_lab::{self as lab, HostPackages, Locations, Options, RunStatus, parse_version};
+use granule_lab::{self as lab, HostPackages, LinuxVersion, Locations, Options, RunStatus};
 
 use super::{CommandOutcome, CommandResult};
 
@@ -42,8 +42,8 @@ enum LabCommand {
     #[command(hide = true)]
     Patches {
         /// Linux version of the base
-        #[arg(long, value_name = "VERSION", value_parser = parse_version)]
-        base: String,
+        #[arg(long, value_name = "VERSION")]
+        base: LinuxVersion,
         /// The series
         #[arg(long, value_name = "NAME")]
         series: String,
@@ -70,7 +70,7 @@ pub fn run(args: Args) -> CommandResult {
             lab::check_series(&locations.linux()?, &locations.cache()?, source.as_deref())?
         }
         Some(LabCommand::Patches { base, series, locations }) => {
-            for path in lab::patches(&locations.linux()?, &base, &series)? {
+            for path in lab::patches(&locations.linux()?, base, &series)? {
                 println!("{}", path.display());
             }
             true

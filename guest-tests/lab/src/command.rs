@@ -25,6 +25,20 @@ use thiserror::Error;
 
 const TAIL_LINES: usize = 20;
 
+/// Variables that would redirect Git to the repository of a caller, such as a hook
+/// (`git rev-parse --local-env-vars`).
+const GIT_VARIABLES: [&str; 9] = [
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_PREFIX",
+    "GIT_SHALLOW_FILE",
+    "GIT_GRAFT_FILE",
+];
+
 #[derive(Debug, Error)]
 pub enum CommandError {
     #[error("cannot run '{0}': it is not installed; run scripts/setup")]
@@ -164,6 +178,9 @@ impl Command {
     fn std_command(&self) -> Result<process::Command, CommandError> {
         let mut command = process::Command::new(&self.program);
         command.args(&self.args).stdin(Stdio::null());
+        for name in GIT_VARIABLES {
+            command.env_remove(name);
+        }
         command.envs(self.envs.iter().map(|(name, value)| (name, value)));
         if let Some(directory) = &self.directory {
             command.current_dir(directory);

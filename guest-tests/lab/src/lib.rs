@@ -20,6 +20,7 @@ mod options;
 mod progress;
 mod report;
 mod shell;
+mod values;
 
 mod host {
     //! The emulated host: the emulator's command line outside; initramfs, PID 1 and its job inside.
@@ -55,11 +56,9 @@ use self::{
 pub use self::{
     host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
-    options::{
-        HostOptions, KernelOptions, Locations, Matrix, Options, OutputOptions, TestProgram,
-        parse_version,
-    },
+    options::{HostOptions, KernelOptions, Locations, Matrix, Options, OutputOptions, TestProgram},
     report::RunStatus,
+    values::{BuildSetting, LinuxVersion, MakeVariable, PageSize, Revisions},
 };
 
 /// Error returned when a run of the lab or of one of its tools fails.
@@ -106,7 +105,7 @@ fn with_causes(error: &dyn Error) -> String {
 ///
 /// # Errors
 /// A series is unknown.
-pub fn patches(linux: &Path, base: &str, series: &str) -> Result<Vec<PathBuf>, LabError> {
+pub fn patches(linux: &Path, base: LinuxVersion, series: &str) -> Result<Vec<PathBuf>, LabError> {
     let patches = kernel::series::all_patches(linux, base, series)?;
     Ok(patches.into_iter().map(|patch| patch.path).collect())
 }

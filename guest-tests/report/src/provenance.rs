@@ -137,6 +137,10 @@ pub(crate) struct Side {
     pub kernel: String,
     /// Applied series; `None` if unknown.
     pub series: Option<Vec<Series>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compiler: Option<String>,
     pub image_sha256: Option<String>,
     pub cpu: Option<String>,
     /// CPU features as `name=value`; empty if unknown.
@@ -155,6 +159,8 @@ impl Side {
             features: feature_list(&host).unwrap_or_default(),
             kernel: host.kernel,
             series: host.series,
+            commit: host.commit,
+            compiler: host.compiler,
             image_sha256: host.image_sha256,
             cpu: host.cpu,
             page_size: host.page_size,
@@ -171,7 +177,9 @@ impl Side {
         if self.kernel.is_empty() {
             return None;
         }
-        let series = series_line(self.series.as_deref());
+        let commit = self.commit.as_deref().and_then(|hash| hash.get(..12));
+        let commit = commit.map(|hash| format!("commit {hash}"));
+        let series = series_line(self.series.as_deref()).or(commit);
         let series = series.unwrap_or_else(|| "series not known".to_owned());
         let image = self.image_sha256.as_deref().and_then(|hash| hash.get(..12));
         let image = image.map(|start| format!(", image {start}"));

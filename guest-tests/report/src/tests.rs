@@ -24,6 +24,8 @@ pub fn record() -> Record {
             arch: "aarch64".to_owned(),
             kernel: "5.10.262".to_owned(),
             series: Some(vec![]),
+            commit: None,
+            compiler: None,
             image_sha256: Some("0a1b2c3d4e5f60718293a4b5c6d7e8f9".repeat(2)),
             cpu: Some("neoverse-n1".to_owned()),
             features: [("fwb".to_owned(), 0), ("dic".to_owned(), 0)].into(),

@@ -86,6 +86,12 @@ pub struct HostInfo {
     pub kernel: String,
     /// The applied Linux series, in order; empty for the plain kernel, `None` if unknown.
     pub series: Option<Vec<Series>>,
+    /// Hash of the commit from which the kernel was built.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// Compiler and linker of the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compiler: Option<String>,
     /// SHA-256 of the kernel image, in hexadecimal.
     pub image_sha256: Option<String>,
     /// Name of the CPU.

@@ -68,6 +68,8 @@ impl Executor {
         let command = self.command(kernel, job, directory);
         let facts = HostFacts {
             series: kernel.series.clone(),
+            commit: kernel.commit.clone(),
+            compiler: kernel.compiler.clone(),
             image_sha256: Some(kernel.image_sha256.clone()),
             emulator: Some(format!("{} {}", self.emulator_version, job.machine.describe())),
             cpu: Some(job.machine.cpu.clone()),

@@ -54,7 +54,11 @@ impl RunDirectory {
             shell.create_dir(&directory)?;
             let description = serde_json::json!({
                 "name": kernel.name,
+                "title": kernel.title,
                 "series": kernel.series,
+                "commit": kernel.commit,
+                "tree": kernel.tree,
+                "compiler": kernel.compiler,
                 "image_sha256": kernel.image_sha256,
             });
             shell.write(&directory.join("kernel.json"), format!("{description:#}\n"))?;

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Kernel builds: out of tree, cached, and reproducible.
+//! Kernel builds: out of tree, incremental, cached, and reproducible.
 //!
 //! ```text
-//! CACHE/objects/KEY/   objects of the base
+//! CACHE/objects/KEY/   objects of one source, version, configuration and toolchain
 //! CACHE/kernels/KEY/   Image, System.map, config, build.log; complete if it exists
 //! ```
 //!
-//! A key is the hash of the inputs: source, patches, configuration fragments, compiler. The build
-//! of a patched kernel starts with a copy of the base's objects. [`worktree`] restores the times of
-//! files when it reverts patches, so `make` compiles only files that depend on patched ones.
+//! The key of a kernel is the hash of its inputs: Git tree, configuration fragments, compiler and
+//! its version, variables of `make`. All trees of one source are built in the same directory, so
+//! `make` compiles only files that depend on a difference to the tree before.
 
 use std::{
     collections::BTreeMap,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -20,95 +21,100 @@ use crate::{
     command::{Command, CommandError},
     kernel::{
         image::Kernel,
-        series::{Patch, PatchStack},
-        sources::Tree,
-        worktree,
+        recipe::Recipe,
+        sources::Source,
+        toolchain::{Toolchain, parallel_jobs},
     },
     shell::{self, Shell, partial_path, sha256},
+    values::{BuildSetting, MakeVariable, PageSize},
 };
-
-/// Prefix of the cross compiler, and of Debian's native compiler.
-const CROSS_COMPILE: &str = "aarch64-linux-gnu-";
 
 #[derive(Debug)]
 pub struct KernelBuilder<'a> {
-    shell: Shell,
-    cache: &'a Path,
-    tree: &'a Tree,
-    fragments: Vec<PathBuf>,
-    fragment_texts: Vec<String>,
-    compiler: String,
+    pub shell: Shell,
+    pub cache: &'a Path,
+    pub source: &'a Source,
+    /// Configuration fragments; later fragments take precedence.
+    pub fragments: Vec<String>,
+    pub page_size: PageSize,
+    pub variables: Vec<MakeVariable>,
+}
+
+/// One kernel to build: its recipe and everything that its key depends on.
+#[derive(Debug)]
+pub struct Build<'a> {
+    recipe: &'a Recipe,
+    toolchain: Toolchain,
+    fragment: String,
+    objects: PathBuf,
+    /// Directory of the kernel in the cache.
+    directory: PathBuf,
+}
+
+impl Build<'_> {
+    /// Reports whether the cache contains the kernel.
+    pub fn is_done(&self) -> bool {
+        self.directory.join("Image").is_file()
+    }
 }
 
 impl<'a> KernelBuilder<'a> {
-    /// Returns a builder for a tree and configuration fragments. Later fragments take precedence.
-    pub fn new(
-        shell: Shell,
-        cache: &'a Path,
-        tree: &'a Tree,
-        fragments: Vec<PathBuf>,
-    ) -> Result<Self, CommandError> {
-        let fragment_texts = fragments
-            .iter()
-            .map(|path| Ok(String::from_utf8_lossy(&shell::read(path)?).into_owned()))
-            .collect::<Result<_, CommandError>>()?;
-        let version = Command::new("querying the compiler", format!("{CROSS_COMPILE}gcc"))
-            .arg("--version")
-            .query();
-        let compiler = match version {
-            Err(_) if shell.is_dry_run() => String::new(),
-            version => version?.lines().next().unwrap_or_default().to_owned(),
-        };
-        Ok(Self { shell, cache, tree, fragments, fragment_texts, compiler })
+    /// Reads the files of `fragments`.
+    pub fn read_fragments(fragments: &[PathBuf]) -> Result<Vec<String>, CommandError> {
+        let read = |path: &PathBuf| Ok(String::from_utf8_lossy(&shell::read(path)?).into_owned());
+        fragments.iter().map(read).collect()
     }
 
-    fn cache_key(&self, patches: &[Patch]) -> String {
-        let mut inputs = format!("{}\n{}\n", self.tree.id, self.compiler).into_bytes();
-        for fragment in &self.fragment_texts {
-            inputs.extend(sha256(fragment.as_bytes()).bytes());
+    /// Returns the build of a recipe.
+    pub fn plan<'r>(&self, recipe: &'r Recipe) -> Result<Build<'r>, LabError> {
+        let mut fragments = self.fragments.clone();
+        fragments.push(self.page_size.fragment().to_owned());
+        let mut variables = self.variables.clone();
+        for setting in &recipe.settings {
+            match setting {
+                BuildSetting::Config(line) => fragments.push(line.clone()),
+                BuildSetting::Make(variable) => variables.push(variable.clone()),
+            }
         }
-        for patch in patches {
-            inputs.extend(sha256(&patch.content).bytes());
-        }
-        sha256(&inputs)[..16].to_owned()
+        let toolchain = Toolchain::new(self.shell, &variables)?;
+        let fragment: String =
+            fragments.iter().map(|text| format!("{}\n", text.trim_end())).collect();
+        let version = self.source.version(&recipe.tree)?;
+        let version = version.map_or_else(String::new, |version| version.to_string());
+        let settings = format!("{}\n{variables:?}\n{fragment}", toolchain.version);
+        let key = |scope: &str| sha256(format!("{scope}\n{settings}").as_bytes())[..16].to_owned();
+        let source = self.source.repository.git_dir().display();
+        let objects = self.cache.join("objects").join(key(&format!("{source} {version}")));
+        let directory = self.cache.join("kernels").join(key(&recipe.tree.to_string()));
+        Ok(Build { recipe, toolchain, fragment, objects, directory })
     }
 
-    /// Returns whether the cache contains the kernel of a stack.
-    pub fn is_built(&self, stack: &PatchStack) -> bool {
-        self.kernel_dir(&stack.patches).join("Image").is_file()
-    }
-
-    fn kernel_dir(&self, patches: &[Patch]) -> PathBuf {
-        self.cache.join("kernels").join(self.cache_key(patches))
-    }
-
-    /// Builds the kernel of a stack, unless it is cached. Returns the kernel and the configuration
-    /// symbols that differ from the fragments.
-    pub fn build_kernel(
-        &self,
-        stack: &PatchStack,
-    ) -> Result<(Kernel, Vec<ConfigMismatch>), LabError> {
+    /// Builds a kernel, unless it is cached. Returns the kernel and the configuration symbols that
+    /// differ from the fragments.
+    pub fn build(&self, build: &Build<'_>) -> Result<(Kernel, Vec<ConfigMismatch>), LabError> {
+        let recipe = build.recipe;
         let failed = |source| {
-            let message = format!("cannot build the kernel '{}'", stack.name);
+            let message = format!("cannot build the kernel '{}'", recipe.name);
             LabError::Failed { message, source }
         };
-        let directory = self.kernel_dir(&stack.patches);
-        let image = directory.join("Image");
-        if !self.is_built(stack) {
-            self.build(&stack.patches).map_err(failed)?;
+        if !build.is_done() {
+            self.compile(build).map_err(failed)?;
         }
-        let series = Some(stack.series.clone());
+        let image = build.directory.join("Image");
         if self.shell.is_dry_run() && !image.is_file() {
-            let planned = Kernel::placeholder(stack.name.clone(), image, series);
+            let mut planned = Kernel::placeholder(recipe.name.clone(), image);
+            planned.describe(recipe, &build.toolchain);
             return Ok((planned, Vec::new()));
         }
-        let config = shell::read(&directory.join("config")).map_err(failed)?;
+        let config = shell::read(&build.directory.join("config")).map_err(failed)?;
         let config = String::from_utf8_lossy(&config);
-        let mismatches = mismatches(&self.fragment_texts, &config);
+        let mismatches = mismatches(&build.fragment, &config);
         let required: Vec<&str> = mismatches
             .iter()
             .map(|(symbol, _)| symbol.as_str())
-            .filter(|symbol| REQUIRED_SYMBOLS.contains(symbol))
+            .filter(|symbol| {
+                REQUIRED_SYMBOLS.contains(symbol) || *symbol == self.page_size.symbol()
+            })
             .collect();
         if !required.is_empty() {
             return Err(LabError::Unusable(format!(
@@ -117,70 +123,58 @@ impl<'a> KernelBuilder<'a> {
                 required.join(", ")
             )));
         }
-        let kernel = Kernel::open(stack.name.clone(), &image, series).map_err(failed)?;
+        let mut kernel = Kernel::open(recipe.name.clone(), &image).map_err(failed)?;
+        kernel.describe(recipe, &build.toolchain);
         Ok((kernel, mismatches))
     }
 
-    fn build(&self, patches: &[Patch]) -> Result<(), CommandError> {
-        let shell = self.shell;
-        let base = self.cache.join("objects").join(self.cache_key(&[]));
-        let base_is_built = self.kernel_dir(&[]).join("Image").is_file();
-        if patches.is_empty() || !base_is_built || !base.join("vmlinux").is_file() {
-            worktree::switch_to(shell, self.tree, &[])?;
-            self.compile(&base)?;
-            self.store_kernel(&base, &[])?;
+    fn compile(&self, build: &Build<'_>) -> Result<(), CommandError> {
+        let checkout = self.source.repository.switch_to(&build.recipe.tree)?;
+        let was_built = build.objects.join("vmlinux").is_file();
+        let compiled = self.make_image(build, &checkout.path);
+        match compiled {
+            // Objects of another tree may be unusable: the kernel's build does not track everything.
+            Err(_) if was_built && !self.shell.is_dry_run() => {
+                self.shell.remove_dir(&build.objects)?;
+                self.make_image(build, &checkout.path)?;
+            }
+            result => result?,
         }
-        if patches.is_empty() {
-            return Ok(());
-        }
-        let objects = self.cache.join("objects").join("patched");
-        shell.remove_dir(&objects)?;
-        let copy = Command::new("copying the objects of the base", "cp")
-            .args(["-a", "-T"])
-            .args([&base, &objects]);
-        shell.run(&copy)?;
-        worktree::switch_to(shell, self.tree, patches)?;
-        let compiled = self.compile(&objects);
-        worktree::revert(shell, self.tree)?;
-        compiled?;
-        self.store_kernel(&objects, patches)?;
-        shell.remove_dir(&objects)
+        self.store(build)
     }
 
-    fn compile(&self, objects: &Path) -> Result<(), CommandError> {
+    fn make_image(&self, build: &Build<'_>, tree: &Path) -> Result<(), CommandError> {
         let shell = self.shell;
+        let objects = &build.objects;
         let log = objects.join("build.log");
         let make = |task: &str, arguments: &[&str]| {
-            make(task, &self.tree.path)
-                .arg(format!("O={}", objects.display()))
-                .log(&log)
-                .args(arguments)
+            let make = build.toolchain.make(task, tree);
+            make.arg(format!("O={}", objects.display())).log(&log).args(arguments)
         };
         shell.create_dir(objects)?;
-        // This file is written last, so that an interrupted configuration is repeated.
-        let configured = objects.join("configured");
-        if !configured.is_file() {
-            shell.run(&make("configuring", &["allnoconfig"]))?;
-            let merge = Command::new("merging the configuration", "sh")
-                .arg(self.tree.path.join("scripts/kconfig/merge_config.sh"))
-                .args(["-m", "-O"])
-                .arg(objects)
-                .arg(objects.join(".config"))
-                .args(&self.fragments)
-                .directory(objects)
-                .log(&log);
-            shell.run(&merge)?;
-            shell.run(&make("configuring", &["olddefconfig"]))?;
-            shell.write(&configured, "")?;
+        if !shell.is_dry_run() {
+            let _ = fs::remove_file(&log);
         }
+        let fragment = objects.join("granule.config");
+        shell.write(&fragment, &build.fragment)?;
+        shell.run(&make("configuring", &["allnoconfig"]))?;
+        let merge = Command::new("merging the configuration", "sh")
+            .arg(tree.join("scripts/kconfig/merge_config.sh"))
+            .args(["-m", "-O"])
+            .arg(objects)
+            .arg(objects.join(".config"))
+            .arg(&fragment)
+            .directory(objects)
+            .log(&log);
+        shell.run(&merge)?;
+        shell.run(&make("configuring", &["olddefconfig"]))?;
         shell.run(&make("compiling", &[&format!("-j{}", parallel_jobs()), "Image"]))
     }
 
     /// Copies the results of a build into the cache, atomically.
-    fn store_kernel(&self, objects: &Path, patches: &[Patch]) -> Result<(), CommandError> {
+    fn store(&self, build: &Build<'_>) -> Result<(), CommandError> {
         let shell = self.shell;
-        let directory = self.kernel_dir(patches);
-        let partial = partial_path(&directory);
+        let partial = partial_path(&build.directory);
         shell.remove_dir(&partial)?;
         shell.create_dir(&partial)?;
         for (from, to) in [
@@ -189,39 +183,18 @@ impl<'a> KernelBuilder<'a> {
             (".config", "config"),
             ("build.log", "build.log"),
         ] {
-            shell.copy(&objects.join(from), &partial.join(to))?;
+            shell.copy(&build.objects.join(from), &partial.join(to))?;
         }
-        shell.remove_dir(&directory)?;
-        shell.rename(&partial, &directory)
+        shell.remove_dir(&build.directory)?;
+        shell.rename(&partial, &build.directory)
     }
 }
 
-/// Returns the `make` command for an arm64 kernel tree. Build properties in the image that vary
-/// between machines have fixed values.
-pub fn make(task: &str, tree: &Path) -> Command {
-    Command::new(task, "make")
-        .env("KBUILD_BUILD_TIMESTAMP", "2000-01-01")
-        .env("KBUILD_BUILD_USER", "granule")
-        .env("KBUILD_BUILD_HOST", "lab")
-        .env("KBUILD_BUILD_VERSION", "1")
-        .env("LOCALVERSION", "")
-        .args(["-s", "-C"])
-        .arg(tree)
-        .arg("ARCH=arm64")
-        .arg(format!("CROSS_COMPILE={CROSS_COMPILE}"))
-}
-
-/// Returns the number of parallel compilers: one for each CPU.
-pub fn parallel_jobs() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// Configuration symbols without which the host cannot boot, run the test or send its report.
-const REQUIRED_SYMBOLS: [&str; 14] = [
+const REQUIRED_SYMBOLS: [&str; 13] = [
     "CONFIG_KVM",
     "CONFIG_VIRTUALIZATION",
     "CONFIG_SMP",
-    "CONFIG_ARM64_4K_PAGES",
     "CONFIG_BLK_DEV_INITRD",
     "CONFIG_BINFMT_ELF",
     "CONFIG_SERIAL_AMBA_PL011_CONSOLE",
@@ -237,10 +210,9 @@ const REQUIRED_SYMBOLS: [&str; 14] = [
 /// Configuration symbol that differs from the fragments, and a message about it.
 pub type ConfigMismatch = (String, String);
 
-/// Returns the symbols whose values in `config` and in the fragments differ.
-fn mismatches(fragments: &[impl AsRef<str>], config: &str) -> Vec<ConfigMismatch> {
-    let requested: BTreeMap<_, _> =
-        fragments.iter().flat_map(|fragment| parse_config(fragment.as_ref())).collect();
+/// Returns the symbols whose values in `config` and in the fragment differ.
+fn mismatches(fragment: &str, config: &str) -> Vec<ConfigMismatch> {
+    let requested = parse_config(fragment);
     let actual = parse_config(config);
     let mismatch = |(symbol, requested): (&str, &str)| {
         let actual = actual.get(symbol).copied().unwrap_or("n");
@@ -271,7 +243,7 @@ mod tests {
         let debug = "# CONFIG_SMP is not set\n";
         let config = "CONFIG_NR_CPUS=64\nCONFIG_OTHER=y\n# CONFIG_KVM is not set\n";
 
-        let found = mismatches(&[lab, debug], config);
+        let found = mismatches(&[lab, debug].concat(), config);
 
         let expected = [
             ("CONFIG_KVM", "CONFIG_KVM is n instead of y"),

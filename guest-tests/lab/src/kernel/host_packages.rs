@@ -21,20 +21,21 @@ use crate::{
     LabError,
     command::{Command, CommandError},
     kernel::{
-        build,
-        series::{DEFAULT_SERIES, all_patches},
-        worktree,
+        series::{DEFAULT_SERIES, Patch, all_patches},
+        sources::{Source, open_base},
+        toolchain::parallel_jobs,
     },
-    options::{KernelOptions, Locations, parse_version},
+    options::{KernelOptions, Locations},
     shell::{self, Shell, absolute},
+    values::LinuxVersion,
 };
 
 /// Options of `granule lab host-kernel`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct HostPackages {
     /// Linux version of the base
-    #[arg(long, default_value = "5.10", value_name = "VERSION", value_parser = parse_version)]
-    base: String,
+    #[arg(long, default_value_t = KernelOptions::DEFAULT_BASE, value_name = "VERSION")]
+    base: LinuxVersion,
     /// Series to apply
     #[arg(long, default_value = DEFAULT_SERIES, value_name = "NAME")]
     series: String,
@@ -84,7 +85,7 @@ impl HostPackages {
     pub fn build(&self) -> Result<Vec<PathBuf>, LabError> {
         let shell = Shell::new(self.dry_run);
         let (linux, cache) = (self.locations.linux()?, self.locations.cache()?);
-        let patches = all_patches(&linux, &self.base, &self.series)?;
+        let patches = all_patches(&linux, self.base, &self.series)?;
         let cross = !cfg!(target_arch = "aarch64");
         if cross && self.config.is_none() {
             return refuse(
@@ -95,9 +96,6 @@ impl HostPackages {
             check_tools(cross)?;
         }
         let config = self.configuration()?;
-        if let Some(source) = &self.source {
-            check_source(source, &self.base)?;
-        }
         let out = absolute(&self.out)?;
         shell.create_dir(&out)?;
         let mut packages = Vec::new();
@@ -111,8 +109,7 @@ impl HostPackages {
             let tree = directory.join("linux");
             shell.remove_dir(&directory)?;
             shell.create_dir(&directory)?;
-            self.copy_source(shell, &cache, &tree)?;
-            worktree::apply(shell, &tree, patches, &directory.join("patch.log"))?;
+            self.copy_source(shell, &cache, patches, &tree)?;
             self.compile(shell, (name, &directory), &config, cross)?;
             packages.extend(image_packages(&directory));
         }
@@ -144,23 +141,27 @@ impl HostPackages {
         Ok((path, text))
     }
 
-    /// Copies the source. Locks the cache, because runs of the lab patch its tree in place.
-    fn copy_source(&self, shell: Shell, cache: &Path, tree: &Path) -> Result<(), LabError> {
-        let copy = |source: &Path| {
-            let copy = Command::new("copying the source", "cp")
-                .args(["-a", "--reflink=auto"])
-                .args([source, tree]);
-            shell.run(&copy)
-        };
-        if let Some(source) = &self.source {
-            return Ok(copy(source)?);
-        }
+    /// Copies the source with patches. Locks the cache, because runs of the lab switch its tree.
+    fn copy_source(
+        &self,
+        shell: Shell,
+        cache: &Path,
+        patches: &[Patch],
+        to: &Path,
+    ) -> Result<(), LabError> {
         let _lock = super::lock_cache(shell, cache)?;
-        let source = super::base_tree(shell, cache, &KernelOptions::of_base(&self.base))?;
-        if !self.dry_run {
-            check_source(&source, &self.base)?;
-        }
-        Ok(copy(&source)?)
+        let kernels = KernelOptions {
+            base: Some(self.base),
+            source: self.source.clone(),
+            ..KernelOptions::default()
+        };
+        let Source { repository, base, .. } = open_base(shell, cache, &kernels)?;
+        let files: Vec<PathBuf> = patches.iter().map(|patch| patch.path.clone()).collect();
+        let checkout = repository.switch_to(&repository.apply(&base, &files)?)?;
+        let copy = Command::new("copying the source", "cp")
+            .args(["-a", "--reflink=auto"])
+            .args([&checkout.path, to]);
+        Ok(shell.run(&copy)?)
     }
 
     /// Configures and builds the packages, without the distribution's signing keys, which are not
@@ -205,8 +206,7 @@ impl HostPackages {
             eprintln!("host-kernel: building '{name}'; log: {}", log.display());
         }
         make("configuring", &["olddefconfig"])?;
-        let jobs =
-            self.jobs.map_or_else(|| build::parallel_jobs().to_string(), |jobs| jobs.to_string());
+        let jobs = self.jobs.map_or_else(|| parallel_jobs().to_string(), |jobs| jobs.to_string());
         make("building the packages", &[&format!("-j{jobs}"), "bindeb-pkg"])
     }
 }
@@ -250,32 +250,6 @@ fn running_config() -> Result<(PathBuf, String), LabError> {
             path.display()
         )),
     }
-}
-
-fn check_source(tree: &Path, base: &str) -> Result<(), LabError> {
-    let makefile = fs::read_to_string(tree.join("Makefile"));
-    let (Ok(makefile), true) = (makefile, tree.join("arch/arm64").is_dir()) else {
-        return refuse(format!(
-            "'{}' is not a Linux source tree: set one with --source",
-            tree.display()
-        ));
-    };
-    let number = |name: &str| {
-        let mut lines = makefile.lines();
-        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(" = ")).unwrap_or_default()
-    };
-    let found = format!("{}.{}", number("VERSION"), number("PATCHLEVEL"));
-    if found != base {
-        let tree = tree.display();
-        return refuse(format!(
-            "'{tree}' is Linux {found}, but the series is for {base}: set --base or --source"
-        ));
-    }
-    if tree.join("vmlinux").exists() {
-        let tree = tree.display();
-        return refuse(format!("'{tree}' contains build results: set a clean tree with --source"));
-    }
-    Ok(())
 }
 
 /// Returns the kernel image packages without debug information.

@@ -10,6 +10,7 @@ use granule_types::record::Series;
 
 use crate::{
     command::CommandError,
+    kernel::{recipe::Recipe, toolchain::Toolchain},
     shell::{self, sha256},
 };
 
@@ -25,8 +26,16 @@ pub struct Kernel {
     pub image_sha256: String,
     /// Configuration, if known.
     pub config: Option<PathBuf>,
+    /// Subject of the last patch or commit, if known.
+    pub title: Option<String>,
     /// Series applied to the source, if known.
     pub series: Option<Vec<Series>>,
+    /// Hash of the commit, if the source is one.
+    pub commit: Option<String>,
+    /// Git tree of the source, if known.
+    pub tree: Option<String>,
+    /// Compiler, if known.
+    pub compiler: Option<String>,
     /// Names and addresses of functions whose calls are counted.
     pub functions: Vec<(String, u64)>,
 }
@@ -34,11 +43,7 @@ pub struct Kernel {
 impl Kernel {
     /// Opens an image. `System.map` and the configuration are in its directory or, in a build tree,
     /// in the top directory.
-    pub fn open(
-        name: String,
-        image: &Path,
-        series: Option<Vec<Series>>,
-    ) -> Result<Self, CommandError> {
+    pub fn open(name: String, image: &Path) -> Result<Self, CommandError> {
         let content = shell::read(image)?;
         if content.get(MAGIC_OFFSET..MAGIC_OFFSET + IMAGE_MAGIC.len()) != Some(IMAGE_MAGIC) {
             let not_image = io::Error::new(
@@ -65,14 +70,23 @@ impl Kernel {
             image: image.to_owned(),
             image_sha256: sha256(&content),
             config: find(&[".config", "config"]),
-            series,
             functions,
+            ..Self::default()
         })
     }
 
+    /// Adds what a recipe and its toolchain determine.
+    pub fn describe(&mut self, recipe: &Recipe, toolchain: &Toolchain) {
+        self.title.clone_from(&recipe.title);
+        self.series.clone_from(&recipe.series);
+        self.commit = recipe.commit.as_ref().map(|commit| commit.hash.clone());
+        self.tree = Some(recipe.tree.to_string());
+        self.compiler = Some(toolchain.version.clone());
+    }
+
     /// Returns the kernel of a dry run, which does not exist yet.
-    pub fn placeholder(name: String, image: PathBuf, series: Option<Vec<Series>>) -> Self {
-        Self { name, image, image_sha256: "SHA256".to_owned(), series, ..Self::default() }
+    pub fn placeholder(name: String, image: PathBuf) -> Self {
+        Self { name, image, image_sha256: "SHA256".to_owned(), ..Self::default() }
     }
 }
 

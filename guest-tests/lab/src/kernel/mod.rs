@@ -1,23 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Prepares the kernels of a run in the cache: downloads a Linux version, applies series, and
-//! builds images and tests.
+//! Prepares the kernels of a run in the cache: opens sources, applies patches, builds images and
+//! tests.
 //!
 //! ```text
-//! source_package ─ sources ─┬─ worktree ─ build ─ image
-//! series ───────────────────┘
+//! source_package ─ sources ─┬─ recipe ─ build ─ image
+//! series, mail, revisions ──┘
 //! sources ─ selftests
 //! sources, series ─ host_packages, series_check
 //! ```
 
 pub mod build;
+pub mod git;
 pub mod host_packages;
 pub mod image;
+pub mod mail;
+pub mod recipe;
+pub mod revisions;
 pub mod selftests;
 pub mod series;
 pub mod series_check;
 pub mod source_package;
 pub mod sources;
-pub mod worktree;
+pub mod toolchain;
 
 use std::{
     fs::{File, TryLockError},
@@ -26,8 +30,9 @@ use std::{
 
 use self::{
     build::KernelBuilder,
+    recipe::RecipeBook,
     selftests::Invocation,
-    series::{DEFAULT_SERIES, stacks},
+    sources::{Source, open_base},
 };
 use crate::{
     LabError,
@@ -57,14 +62,8 @@ pub fn lock_cache(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> 
 /// Fetches and unpacks the source of the base. Returns its unpatched tree.
 pub fn fetch(shell: Shell, cache: &Path, kernels: &KernelOptions) -> Result<PathBuf, LabError> {
     let _lock = lock_cache(shell, cache)?;
-    base_tree(shell, cache, kernels)
-}
-
-/// Fetches the source as [`fetch`] does, for a caller that holds the lock of the cache.
-pub fn base_tree(shell: Shell, cache: &Path, kernels: &KernelOptions) -> Result<PathBuf, LabError> {
-    let tree = sources::cached_tree(shell, cache, kernels)?;
-    worktree::revert(shell, &tree)?;
-    Ok(tree.path)
+    let source = open_base(shell, cache, kernels)?;
+    Ok(source.repository.switch_to(&source.base)?.path)
 }
 
 pub fn prepare(
@@ -103,18 +102,17 @@ fn build_tests(
             (&selftests::LINUX_6_1, vec![(program, Vec::new())])
         }
         _ => {
-            let suite = selftests::suite_for_base(&kernels.base);
+            let suite = selftests::suite_for_base(kernels.base);
             (suite, suite.invocations(&matrix.selftest)?)
         }
     };
     progress.start_stage(format!("tests of Linux {}", suite.version));
-    let mut source = kernels.clone();
-    if kernels.base != suite.version {
-        source = KernelOptions { source: None, suite: None, ..source };
-        suite.version.clone_into(&mut source.base);
-    }
-    let tree = sources::cached_tree(shell, cache, &source)?;
-    let directory = suite.build(shell, cache, &tree)?;
+    let source = match kernels.base == Some(suite.version) {
+        true => open_base(shell, cache, kernels)?,
+        false => Source::open_package(shell, cache, suite.version, None)?,
+    };
+    let checkout = source.repository.switch_to(&source.base)?;
+    let directory = suite.build(shell, cache, &checkout)?;
     Ok(invocations
         .into_iter()
         .map(|(program, arguments)| (directory.join(program), arguments))
@@ -128,7 +126,7 @@ fn open_images(images: &[PathBuf]) -> Result<Vec<Kernel>, LabError> {
             (1, 2) => "after".to_owned(),
             _ => format!("image-{index}"),
         };
-        Ok(Kernel::open(name, image, None)?)
+        Ok(Kernel::open(name, image)?)
     };
     images.iter().enumerate().map(kernel).collect()
 }
@@ -139,41 +137,32 @@ fn build_kernels(
     paths: &Paths,
     progress: &Progress,
 ) -> Result<Vec<Kernel>, LabError> {
-    let linux = &paths.linux;
-    let mut request = kernels.clone();
-    if request.series.is_empty() {
-        request.series = series::series_names(linux, &kernels.base);
-        request.series.retain(|name| name == DEFAULT_SERIES);
-    }
-    let mut stacks = stacks(linux, &request)?;
-    if !kernels.only_kernels.is_empty() {
-        let known: Vec<String> = stacks.iter().map(|stack| stack.name.clone()).collect();
-        stacks.retain(|stack| kernels.only_kernels.contains(&stack.name));
-        if stacks.is_empty() {
-            return Err(LabError::Unusable(format!(
-                "unknown kernel '{}' in --only; expected one of: {}",
-                kernels.only_kernels.join("', '"),
-                known.join(", ")
-            )));
-        }
-    }
-    progress.start_stage(format!("source of Linux {}", kernels.base));
-    let tree = sources::cached_tree(shell, &paths.cache, kernels)?;
-    let mut fragments = vec![linux.join("config/lab.config")];
+    progress.start_stage("source of the kernels");
+    let book = RecipeBook::new(shell, paths, kernels)?;
+    progress.print_note(&book.summary());
+    let mut fragments = vec![paths.linux.join("config/lab.config")];
     if kernels.debug_kernel {
-        fragments.push(linux.join("config/debug.config"));
+        fragments.push(paths.linux.join("config/debug.config"));
     }
     for fragment in &kernels.fragments {
         fragments.push(absolute(fragment)?);
     }
-    let builder = KernelBuilder::new(shell, &paths.cache, &tree, fragments)?;
+    let builder = KernelBuilder {
+        shell,
+        cache: &paths.cache,
+        source: &book.source,
+        fragments: KernelBuilder::read_fragments(&fragments)?,
+        page_size: kernels.page_size,
+        variables: kernels.variables.clone(),
+    };
     let mut found: Vec<Kernel> = Vec::new();
-    for stack in &stacks {
-        if !builder.is_built(stack) {
-            progress.start_stage(format!("building the kernel '{}'", stack.name));
+    for recipe in &book.recipes {
+        let build = builder.plan(recipe)?;
+        if !build.is_done() {
+            progress.start_stage(format!("building the kernel '{}'", recipe.name));
         }
-        let (kernel, mismatches) = builder.build_kernel(stack)?;
-        // All kernels of a run have the same configuration, so the first one's mismatches suffice.
+        let (kernel, mismatches) = builder.build(&build)?;
+        // Kernels of one version have the same mismatches, so each is printed once.
         for (_, message) in mismatches.iter().filter(|_| found.is_empty()) {
             progress.print_note(message);
         }

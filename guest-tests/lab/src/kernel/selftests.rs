@@ -12,17 +12,18 @@ use crate::{
     LabError,
     command::CommandError,
     kernel::{
-        build::{make, parallel_jobs},
-        sources::Tree,
+        git::Checkout,
+        toolchain::{Toolchain, parallel_jobs},
     },
     shell::{Shell, partial_path},
+    values::LinuxVersion,
 };
 
 pub const PAGE_TABLE_TEST: &str = "kvm_page_table_test";
 
 #[derive(Debug)]
 pub struct SelftestSuite {
-    pub version: &'static str,
+    pub version: LinuxVersion,
     /// Number of the guest mode P48V48_4K, which replaces `MODE` in arguments.
     guest_mode: &'static str,
     /// Tests in `tools/testing/selftests/kvm` in addition to [`COMMON_TESTS`], with arguments.
@@ -65,8 +66,13 @@ impl SelftestSuite {
     }
 
     /// Builds the tests of a tree, unless they are in the cache, and returns their directory.
-    pub fn build(&self, shell: Shell, cache: &Path, tree: &Tree) -> Result<PathBuf, CommandError> {
-        let directory = cache.join("selftests").join(&tree.id);
+    pub fn build(
+        &self,
+        shell: Shell,
+        cache: &Path,
+        tree: &Checkout,
+    ) -> Result<PathBuf, CommandError> {
+        let directory = cache.join("selftests").join(tree.tree.to_string());
         // A directory that was built from an older list may lack tests.
         if self.tests().all(|(name, _)| directory.join(name).is_file()) {
             return Ok(directory);
@@ -81,14 +87,17 @@ impl SelftestSuite {
         for directory in [&headers, &shim.join("linux"), &generated.join("tools")] {
             shell.create_dir(directory)?;
         }
-        let install = make("installing the kernel headers", &tree.path)
+        let toolchain = Toolchain::new(shell, &[])?;
+        let install = toolchain
+            .make("installing the kernel headers", &tree.path)
             .arg(format!("O={}", headers.display()))
             .arg("headers")
             .log(&log);
         shell.run(&install)?;
         let include = headers.join("usr/include");
         let source = tree.path.join("tools/testing/selftests/kvm");
-        let mut tests = make("building the kernel's selftests", &source)
+        let mut tests = toolchain
+            .make("building the kernel's selftests", &source)
             .arg(format!("OUTPUT={}", partial.display()))
             .arg(format!("abs_objdir={}", generated.display()))
             .arg(format!("KHDR_INCLUDES=-isystem {}", include.display()))
@@ -112,8 +121,11 @@ impl SelftestSuite {
     }
 }
 
-pub fn suite_for_base(base: &str) -> &'static SelftestSuite {
-    [&LINUX_6_12, &LINUX_7_3].into_iter().find(|suite| suite.version == base).unwrap_or(&LINUX_6_1)
+pub fn suite_for_base(base: Option<LinuxVersion>) -> &'static SelftestSuite {
+    [&LINUX_6_12, &LINUX_7_3]
+        .into_iter()
+        .find(|suite| Some(suite.version) == base)
+        .unwrap_or(&LINUX_6_1)
 }
 
 const COMMON_TESTS: &str = "kvm_page_table_test -m MODE -v 4 -b 16M -s anonymous, \
@@ -125,7 +137,7 @@ const COMMON_TESTS: &str = "kvm_page_table_test -m MODE -v 4 -b 16M -s anonymous
 
 /// Suite of the page-table test, and of bases without a suite.
 pub const LINUX_6_1: SelftestSuite = SelftestSuite {
-    version: "6.1",
+    version: LinuxVersion { major: 6, minor: 1 },
     guest_mode: "2",
     additional_tests: "aarch64/aarch32_id_regs, aarch64/arch_timer -n 2 -i 2, \
           aarch64/debug-exceptions -i 100, aarch64/get-reg-list, aarch64/hypercalls, \
@@ -133,7 +145,7 @@ pub const LINUX_6_1: SelftestSuite = SelftestSuite {
 };
 
 const LINUX_6_12: SelftestSuite = SelftestSuite {
-    version: "6.12",
+    version: LinuxVersion { major: 6, minor: 12 },
     guest_mode: "3",
     additional_tests: "arch_timer -n 2 -i 2, coalesced_io_test, get-reg-list, guest_print_test, \
           aarch64/aarch32_id_regs, aarch64/arch_timer_edge_cases -i 1, \
@@ -144,7 +156,7 @@ const LINUX_6_12: SelftestSuite = SelftestSuite {
 };
 
 const LINUX_7_3: SelftestSuite = SelftestSuite {
-    version: "7.3",
+    version: LinuxVersion { major: 7, minor: 3 },
     guest_mode: "3",
     additional_tests: "arch_timer -n 2 -i 2, coalesced_io_test, get-reg-list, guest_memfd_test, \
           guest_print_test, irqfd_test, mmu_stress_test -m 1 -s 1 -c 2, vm_types_test, \
@@ -177,9 +189,9 @@ mod tests {
 
     #[test]
     fn a_new_base_has_its_own_tests() {
-        let error = suite_for_base("5.10").invocations(&["arm64/at".to_owned()]);
+        let error = suite_for_base(None).invocations(&["arm64/at".to_owned()]);
 
-        assert!(suite_for_base("7.3").tests().any(|(name, _)| name == "arm64/at"));
+        assert!(suite_for_base("7.3".parse().ok()).tests().any(|(name, _)| name == "arm64/at"));
         let error = error.unwrap_err().to_string();
         assert!(error.contains("Linux 6.1; expected one of: kvm_page"), "{error}");
     }

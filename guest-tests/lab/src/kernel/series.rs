@@ -7,14 +7,13 @@
 //! with OTHER alone.
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
 
 use granule_types::record::Series;
 
-use crate::{LabError, options::KernelOptions, shell};
+use crate::{LabError, options::KernelOptions, shell, values::LinuxVersion};
 
 /// Series that is applied by default.
 pub const DEFAULT_SERIES: &str = "stage2-fault-path";
@@ -29,8 +28,8 @@ pub struct SeriesFile {
 }
 
 impl SeriesFile {
-    pub fn read(linux: &Path, base: &str, name: &str) -> Result<Self, LabError> {
-        let path = linux.join(base).join(name).join("series");
+    pub fn read(linux: &Path, base: LinuxVersion, name: &str) -> Result<Self, LabError> {
+        let path = linux.join(base.to_string()).join(name).join("series");
         let text = fs::read_to_string(path).map_err(|_| {
             let known = match series_names(linux, base).join(", ") {
                 none if none.is_empty() => "none".to_owned(),
@@ -52,16 +51,18 @@ impl SeriesFile {
     }
 }
 
-pub fn series_names(linux: &Path, base: &str) -> Vec<String> {
-    let versions = linux.join(base);
+pub fn series_names(linux: &Path, base: LinuxVersion) -> Vec<String> {
+    let versions = linux.join(base.to_string());
     let mut names = shell::sorted_entries(&versions);
     names.retain(|name| versions.join(name).join("series").is_file());
     names
 }
 
-pub fn bases(linux: &Path) -> Vec<String> {
-    let mut bases = shell::sorted_entries(linux);
-    bases.retain(|base| !series_names(linux, base).is_empty());
+pub fn bases(linux: &Path) -> Vec<LinuxVersion> {
+    let entries = shell::sorted_entries(linux);
+    let mut bases: Vec<_> = entries.iter().filter_map(|name| name.parse().ok()).collect();
+    bases.retain(|base| !series_names(linux, *base).is_empty());
+    bases.sort_unstable();
     bases
 }
 
@@ -72,35 +73,22 @@ pub struct Patch {
 }
 
 impl Patch {
-    /// Returns the files that the patch changes, as paths relative to the tree.
-    pub fn files(&self) -> BTreeSet<PathBuf> {
+    /// Returns the subject without `[PATCH n/m]`.
+    pub fn subject(&self) -> String {
         let text = String::from_utf8_lossy(&self.content);
-        let mut files = BTreeSet::new();
-        let mut lines = text.lines().peekable();
-        while let Some(line) = lines.next() {
-            let (Some(old), Some(new)) = (
-                line.strip_prefix("--- "),
-                lines.peek().and_then(|next| next.strip_prefix("+++ ")),
-            ) else {
-                continue;
-            };
-            for name in [old, new] {
-                let name = name.split('\t').next().unwrap_or(name).trim_end();
-                // Removes the first component, as `patch -p1` does.
-                if let Some((_, path)) = name.split_once('/')
-                    && name != "/dev/null"
-                {
-                    files.insert(PathBuf::from(path));
-                }
-            }
-        }
-        files
+        let mut lines = text.lines().skip_while(|line| !line.starts_with("Subject: "));
+        let first = lines.next().unwrap_or_default();
+        let continuation = lines.take_while(|line| line.starts_with([' ', '\t']));
+        let header: String = std::iter::once(first).chain(continuation).collect();
+        let subject = header.strip_prefix("Subject: ").unwrap_or_default();
+        let subject = subject.strip_prefix("[PATCH").and_then(|rest| rest.split_once("] "));
+        subject.map(|(_, subject)| subject.to_owned()).unwrap_or_default()
     }
 }
 
 /// Reads the patches of one series, without those of the required series.
-pub fn patches(linux: &Path, base: &str, name: &str) -> Result<Vec<Patch>, LabError> {
-    let directory = linux.join(base).join(name);
+pub fn patches(linux: &Path, base: LinuxVersion, name: &str) -> Result<Vec<Patch>, LabError> {
+    let directory = linux.join(base.to_string()).join(name);
     let patch = |name: &String| {
         let path = directory.join(name);
         let content = shell::read(&path)?;
@@ -110,8 +98,12 @@ pub fn patches(linux: &Path, base: &str, name: &str) -> Result<Vec<Patch>, LabEr
 }
 
 /// Returns the patches of the required series and of this one, in order.
-pub fn all_patches(linux: &Path, base: &str, series: &str) -> Result<Vec<Patch>, LabError> {
-    let kernels = KernelOptions { series: vec![series.to_owned()], ..KernelOptions::of_base(base) };
+pub fn all_patches(linux: &Path, base: LinuxVersion, series: &str) -> Result<Vec<Patch>, LabError> {
+    let kernels = KernelOptions {
+        series: vec![series.to_owned()],
+        base: Some(base),
+        ..KernelOptions::default()
+    };
     let last = stacks(linux, &kernels)?.pop();
     Ok(last.map(|stack| stack.patches).unwrap_or_default())
 }
@@ -131,14 +123,15 @@ pub fn stacks(linux: &Path, kernels: &KernelOptions) -> Result<Vec<PatchStack>, 
         vec![PatchStack { name: "base".to_owned(), series: Vec::new(), patches: Vec::new() }];
     let mut below = stacks[0].clone();
     let mut below_is_required = false;
-    let series = resolve_required(linux, kernels);
+    let base = kernels.base.unwrap_or(KernelOptions::DEFAULT_BASE);
+    let series = resolve_required(linux, base, kernels);
     for (index, (name, required)) in series.iter().enumerate() {
-        let all = patches(linux, &kernels.base, name)?;
+        let all = patches(linux, base, name)?;
         let last = index + 1 == series.len();
-        let take = kernels.patches.filter(|_| last).unwrap_or(all.len());
+        let take = kernels.first.filter(|_| last).unwrap_or(all.len());
         if take > all.len() {
             return Err(LabError::Unusable(format!(
-                "series '{name}' has {} patches; --patches {take} is too large",
+                "series '{name}' has {} patches; --first {take} is too large",
                 all.len()
             )));
         }
@@ -160,7 +153,7 @@ pub fn stacks(linux: &Path, kernels: &KernelOptions) -> Result<Vec<PatchStack>, 
             stack.patches.extend_from_slice(&all[..count]);
             stack
         };
-        if last && kernels.each_patch {
+        if last && kernels.each {
             stacks.extend((1..take).map(with));
         }
         let complete = with(take);
@@ -175,11 +168,15 @@ pub fn stacks(linux: &Path, kernels: &KernelOptions) -> Result<Vec<PatchStack>, 
 
 /// Returns the requested series, each after its required series. The flag is true for a series that
 /// is required but not requested.
-fn resolve_required(linux: &Path, kernels: &KernelOptions) -> Vec<(String, bool)> {
+fn resolve_required(
+    linux: &Path,
+    base: LinuxVersion,
+    kernels: &KernelOptions,
+) -> Vec<(String, bool)> {
     let mut series: Vec<(String, bool)> = Vec::new();
     for name in &kernels.series {
         let mut chain = vec![(name.clone(), false)];
-        while let Ok(file) = SeriesFile::read(linux, &kernels.base, &chain[0].0)
+        while let Ok(file) = SeriesFile::read(linux, base, &chain[0].0)
             && let Some(below) = file.required_series
             && !chain.iter().chain(&series).any(|(name, _)| *name == below)
         {
@@ -214,12 +211,11 @@ mod tests {
 
     fn build_stacks(
         series: &[&str],
-        patches: Option<usize>,
-        each_patch: bool,
+        first: Option<usize>,
+        each: bool,
     ) -> Result<Vec<PatchStack>, LabError> {
         let series = series.iter().map(|name| (*name).to_owned()).collect();
-        let kernels =
-            KernelOptions { series, patches, each_patch, ..KernelOptions::of_base("5.10") };
+        let kernels = KernelOptions { series, first, each, ..KernelOptions::default() };
         stacks(linux().path(), &kernels)
     }
 
@@ -247,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_series_may_name_patches_of_another_series() {
-        let two = patches(linux().path(), "5.10", "two").unwrap();
+        let two = patches(linux().path(), KernelOptions::DEFAULT_BASE, "two").unwrap();
 
         let contents = two.iter().map(|patch| patch.content.as_slice());
         assert!(contents.eq([b"one 3.patch", b"two 1.patch"]));
@@ -260,20 +256,5 @@ mod tests {
         let unknown = refused("three", None).to_string();
         assert!(unknown.contains("expected one of: one, two, up"), "{unknown}");
         assert!(refused("one", Some(4)).to_string().contains("has 3 patches"));
-    }
-
-    #[test]
-    fn the_files_of_a_patch_are_parsed_from_its_headers() {
-        let patch = Patch {
-            path: PathBuf::new(),
-            content: b"Subject: x\n---\n a | 1 +\n\n--- a/arch/arm64/kvm/mmu.c\n\
-                       +++ b/arch/arm64/kvm/mmu.c\n@@ -1 +1 @@\n-- not a header\n\
-                       --- /dev/null\n+++ b/new.h\t2020\n"
-                .to_vec(),
-        };
-
-        let files: Vec<_> = patch.files().into_iter().collect();
-
-        assert_eq!(files, [PathBuf::from("arch/arm64/kvm/mmu.c"), PathBuf::from("new.h")]);
     }
 }

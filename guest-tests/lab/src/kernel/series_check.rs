@@ -6,7 +6,6 @@
 //! reports nothing except missing sign-offs.
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -15,12 +14,12 @@ use crate::{
     LabError,
     command::{Command, CommandError},
     kernel::{
-        fetch,
+        lock_cache,
         series::{self, Patch, SeriesFile, all_patches},
-        worktree,
+        sources::Source,
     },
-    options::KernelOptions,
     shell::{self, Shell},
+    values::LinuxVersion,
 };
 
 const MAX_SUBJECT_LENGTH: usize = 72;
@@ -32,24 +31,28 @@ const MAX_SUBJECT_LENGTH: usize = 72;
 /// A source is not available, or a program cannot be run.
 pub fn check_all(linux: &Path, cache: &Path, source: Option<&Path>) -> Result<bool, LabError> {
     let shell = Shell::new(false);
+    let _lock = lock_cache(shell, cache)?;
     let mut clean = true;
     for base in series::bases(linux) {
         let source = match source {
-            Some(source) => source.to_owned(),
-            None => fetch(shell, cache, &KernelOptions::of_base(&base))?,
+            Some(path) => Source::open_path(shell, cache, path)?,
+            None => Source::open_package(shell, cache, base, None)?,
         };
-        let checkpatch = source.join("scripts/checkpatch.pl");
+        let tree = source.repository.switch_to(&source.base)?.path;
+        let checkpatch = tree.join("scripts/checkpatch.pl");
         fs::metadata(&checkpatch).map_err(|e| CommandError::file("find", checkpatch, e))?;
-        for name in series::series_names(linux, &base) {
+        for name in series::series_names(linux, base) {
+            let scratch = tempfile::tempdir()?;
             let check = SeriesCheck {
                 linux,
-                base: &base,
+                base,
                 name: &name,
                 source: &source,
-                scratch: cache.join("check-series").join(format!("{base}-{name}")),
+                tree: &tree,
+                scratch: scratch.path(),
             };
-            let patches = series::patches(linux, &base, &name)?;
-            println!("{base}/{name}: {} patches against {}", patches.len(), source.display());
+            let patches = series::patches(linux, base, &name)?;
+            println!("{base}/{name}: {} patches against {}", patches.len(), source.description);
             let problems = check.find_problems(&patches)?;
             clean &= problems.is_empty();
             for problem in problems {
@@ -62,48 +65,30 @@ pub fn check_all(linux: &Path, cache: &Path, source: Option<&Path>) -> Result<bo
 
 struct SeriesCheck<'a> {
     linux: &'a Path,
-    base: &'a str,
+    base: LinuxVersion,
     name: &'a str,
-    source: &'a Path,
-    /// Directory for patched files.
-    scratch: PathBuf,
+    source: &'a Source,
+    /// Files of the base.
+    tree: &'a Path,
+    /// Directory for copies of the patches and for logs.
+    scratch: &'a Path,
 }
 
 impl SeriesCheck<'_> {
     fn find_problems(&self, patches: &[Patch]) -> Result<Vec<String>, LabError> {
-        let directory = self.linux.join(self.base).join(self.name);
+        let directory = self.linux.join(self.base.to_string()).join(self.name);
         let file = SeriesFile::read(self.linux, self.base, self.name)?;
         let cover = fs::read_to_string(directory.join("cover-letter.txt")).unwrap_or_default();
         let mut problems = unlisted_patches(&directory, &file);
         problems.extend(subject_problems(patches, &cover));
-        let _ = fs::remove_dir_all(&self.scratch);
-        fs::create_dir_all(&self.scratch)
-            .map_err(|e| CommandError::file("create the directory", &self.scratch, e))?;
-        problems.extend(self.apply_problem()?);
+        let all = all_patches(self.linux, self.base, self.name)?;
+        let files: Vec<PathBuf> = all.into_iter().map(|patch| patch.path).collect();
+        let applied = self.source.repository.apply(&self.source.base, &files);
+        problems.extend(applied.err().map(|error| error.to_string()));
         for patch in patches {
             problems.extend(self.checkpatch_problem(patch)?);
         }
-        if problems.is_empty() {
-            let _ = fs::remove_dir_all(&self.scratch);
-        }
         Ok(problems)
-    }
-
-    /// Applies the required series and this one to copies of the files that they change.
-    fn apply_problem(&self) -> Result<Option<String>, LabError> {
-        let patches = all_patches(self.linux, self.base, self.name)?;
-        let tree = self.scratch.join("tree");
-        let shell = Shell::new(false);
-        let files: BTreeSet<PathBuf> = patches.iter().flat_map(Patch::files).collect();
-        for file in files {
-            let (from, to) = (self.source.join(&file), tree.join(&file));
-            if from.is_file() {
-                shell.create_dir(to.parent().unwrap_or(&tree))?;
-                shell.copy(&from, &to)?;
-            }
-        }
-        let applied = worktree::apply(shell, &tree, &patches, &self.scratch.join("log"));
-        Ok(applied.err().map(|error| error.to_string()))
     }
 
     /// Runs checkpatch on an untracked copy: checkpatch treats a tracked file as kernel source.
@@ -111,15 +96,14 @@ impl SeriesCheck<'_> {
         let name = patch.path.file_name().unwrap_or_default();
         let copy = self.scratch.join(name);
         Shell::new(false).copy(&patch.path, &copy)?;
-        let log = self.scratch.join("checkpatch.log");
-        let _ = fs::remove_file(&log);
+        let log = copy.with_extension("log");
         let check = Command::new(format!("checkpatch of {}", name.display()), "perl")
-            .arg(self.source.join("scripts/checkpatch.pl"))
-            .arg(format!("--root={}", self.source.display()))
+            .arg(self.tree.join("scripts/checkpatch.pl"))
+            .arg(format!("--root={}", self.tree.display()))
             .args(["--quiet", "--show-types", "--no-signoff"])
             .args(["--ignore", "FILE_PATH_CHANGES"])
             .arg(copy)
-            .directory(&self.scratch)
+            .directory(self.scratch)
             .log(log);
         Ok(check.run().err().map(|error| error.to_string()))
     }
@@ -134,7 +118,7 @@ fn unlisted_patches(directory: &Path, file: &SeriesFile) -> Vec<String> {
 
 /// Compares the subjects of the patches with the list in the cover letter.
 fn subject_problems(patches: &[Patch], cover: &str) -> Vec<String> {
-    let subjects: Vec<String> = patches.iter().map(subject).collect();
+    let subjects: Vec<String> = patches.iter().map(Patch::subject).collect();
     let mut problems: Vec<String> = subjects
         .iter()
         .filter(|subject| subject.len() > MAX_SUBJECT_LENGTH)
@@ -153,18 +137,6 @@ fn subject_problems(patches: &[Patch], cover: &str) -> Vec<String> {
         ));
     }
     problems
-}
-
-/// Returns the subject of a patch without `[PATCH n/m]`.
-fn subject(patch: &Patch) -> String {
-    let text = String::from_utf8_lossy(&patch.content);
-    let mut lines = text.lines().skip_while(|line| !line.starts_with("Subject: "));
-    let first = lines.next().unwrap_or_default();
-    let continuation = lines.take_while(|line| line.starts_with([' ', '\t']));
-    let header: String = std::iter::once(first).chain(continuation).collect();
-    let subject = header.strip_prefix("Subject: ").unwrap_or_default();
-    let subject = subject.strip_prefix("[PATCH").and_then(|rest| rest.split_once("] "));
-    subject.map(|(_, subject)| subject.to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,127 +1,201 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Kernel sources in the cache: Debian's `linux-source-VERSION`, or the source set by `--source`.
+//! Kernel sources: Debian's `linux-source-VERSION`, a source set by `--source`, or commits of the
+//! Git repository set by `--git`.
 //!
 //! ```text
-//! CACHE/sources/ID/tree/   the unpacked tree; ID is the package and its version, or a hash
+//! CACHE/sources/ID/git/, tree/   repository and work tree (see `git`)
+//! CACHE/sources/ID/base          Git tree of a package or tarball; exists after the import
 //! ```
+//!
+//! A package or tarball is unpacked and imported once. The files of a `--source` directory are read
+//! in each run; Git's index skips unchanged files. Objects of a `--git` repository are not copied.
 
 use std::{
     fs,
-    hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
-    time::UNIX_EPOCH,
 };
 
 use crate::{
     LabError,
     command::{Command, CommandError},
-    kernel::source_package::download,
+    kernel::{
+        git::{Repository, TreeId, object_directory},
+        revisions::UserTree,
+        source_package::download,
+    },
     options::KernelOptions,
-    shell::{self, Shell, sha256},
+    shell::{self, Shell, absolute, sha256},
+    values::LinuxVersion,
 };
 
-/// Kernel tree in the cache, possibly with patches applied.
-#[derive(Debug, Clone)]
-pub struct Tree {
-    /// Package and version, or a hash.
-    pub id: String,
-    /// Directory in the cache that contains the tree.
-    pub directory: PathBuf,
-    pub path: PathBuf,
+/// Repository of a source and the Git tree of its base.
+#[derive(Debug)]
+pub struct Source {
+    pub repository: Repository,
+    /// Git tree without patches.
+    pub base: TreeId,
+    /// Origin, for messages: a package, a path, or a path and a commit.
+    pub description: String,
 }
 
-/// Downloads and unpacks the source, unless it is in the cache.
-pub fn cached_tree(shell: Shell, cache: &Path, kernels: &KernelOptions) -> Result<Tree, LabError> {
-    let (id, origin) = match &kernels.source {
-        Some(source) => (source_id(source)?, source.clone()),
-        None => {
-            let package = download(shell, cache, &kernels.base, kernels.suite.as_deref())?;
-            let stem = package.file_stem().unwrap_or_default();
-            (stem.to_string_lossy().into_owned(), package)
-        }
-    };
-    let directory = cache.join("sources").join(&id);
-    let path = directory.join("tree");
-    let tree = Tree { id, directory, path };
-    if !tree.path.is_dir() {
-        unpack(shell, &tree, &origin)?;
+impl Source {
+    /// Opens Debian's source of a version.
+    pub fn open_package(
+        shell: Shell,
+        cache: &Path,
+        version: LinuxVersion,
+        suite: Option<&str>,
+    ) -> Result<Self, LabError> {
+        let package = download(shell, cache, &version.to_string(), suite)?;
+        let id = package.file_stem().unwrap_or_default().to_string_lossy();
+        Self::open_file(shell, &cache.join("sources").join(&*id), &package)
     }
-    let is_linux = ["Makefile", "arch/arm64"].iter().all(|name| tree.path.join(name).exists());
-    if !shell.is_dry_run() && !is_linux {
-        let _ = fs::remove_dir_all(&tree.directory);
+
+    /// Opens the source that `--source` sets.
+    pub fn open_path(shell: Shell, cache: &Path, path: &Path) -> Result<Self, LabError> {
+        let path = absolute(path)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_file() {
+            let id = format!("{name}-{}", &sha256(&shell::read(&path)?)[..16]);
+            return Self::open_file(shell, &cache.join("sources").join(id), &path);
+        }
+        check_linux(&path, |file| path.join(file).exists())?;
+        let directory = cache.join("sources").join(path_id(&path));
+        // The files of a Git work tree are those of its commit and new ones; build results are not.
+        let objects = path.join(".git").exists().then(|| object_directory(&path)).transpose()?;
+        let commit = objects.as_ref().map(|_| UserTree(&path).commit("HEAD")).transpose()?;
+        let repository = Repository::open(shell, &directory, objects.as_deref())?;
+        let base = repository.add_directory(&path, commit.map(|commit| commit.tree).as_ref())?;
+        Ok(Self { repository, base, description: path.display().to_string() })
+    }
+
+    /// Opens the repository that `--git` sets, with the tree of a commit as its base.
+    pub fn open_git(
+        shell: Shell,
+        cache: &Path,
+        path: &Path,
+        base: TreeId,
+    ) -> Result<Self, LabError> {
+        let path = absolute(path)?;
+        let objects = object_directory(&path)?;
+        let directory = cache.join("sources").join(path_id(&objects));
+        let repository = Repository::open(shell, &directory, Some(&objects))?;
+        let description = path.display().to_string();
+        let exists = |file: &str| repository.has_entry(&base, file);
+        check_linux(&path, exists)?;
+        Ok(Self { repository, base, description })
+    }
+
+    /// Unpacks and imports a package or a tarball, unless it is in the cache.
+    fn open_file(shell: Shell, directory: &Path, file: &Path) -> Result<Self, LabError> {
+        let description = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let base_file = directory.join("base");
+        if let Ok(base) = fs::read_to_string(&base_file) {
+            let repository = Repository::open(shell, directory, None)?;
+            return Ok(Self { repository, base: TreeId::new(&base), description });
+        }
+        shell.remove_dir(directory)?;
+        let unpacked = unpack(shell, directory, file)?;
+        if !shell.is_dry_run() {
+            let refused = check_linux(file, |name| unpacked.join(name).exists());
+            refused.inspect_err(|_| drop(fs::remove_dir_all(directory)))?;
+        }
+        let repository = Repository::open(shell, directory, None)?;
+        let base = repository.add_directory(&unpacked, None)?;
+        // The files move to the work tree, so the first switch writes none of them.
+        shell.remove_dir(repository.work_tree())?;
+        shell.rename(&unpacked, repository.work_tree())?;
+        let index = repository.git_dir();
+        shell.rename(&index.join("added.index"), &index.join("index"))?;
+        shell.remove_dir(&directory.join("partial"))?;
+        shell.write(&base_file, base.to_string())?;
+        Ok(Self { repository, base, description })
+    }
+
+    /// Returns the Linux version of a tree of this source; `None` in a dry run without the source.
+    pub fn version(&self, tree: &TreeId) -> Result<Option<LinuxVersion>, LabError> {
+        if tree.is_placeholder() {
+            return Ok(None);
+        }
+        let makefile = self.repository.read_file(tree, "Makefile")?;
+        let version = LinuxVersion::of_makefile(&makefile);
+        let version = version.ok_or_else(|| not_linux(&self.description))?;
+        if version < LinuxVersion::OLDEST {
+            return Err(LabError::Unusable(format!(
+                "{} is Linux {version}: the lab supports Linux {} and newer",
+                self.description,
+                LinuxVersion::OLDEST
+            )));
+        }
+        Ok(Some(version))
+    }
+}
+
+/// Opens the source of the base: a package, or the source set by `--source`. Refuses a source of
+/// another version than `--base`.
+pub fn open_base(shell: Shell, cache: &Path, kernels: &KernelOptions) -> Result<Source, LabError> {
+    let Some(path) = &kernels.source else {
+        let version = kernels.base.unwrap_or(KernelOptions::DEFAULT_BASE);
+        return Source::open_package(shell, cache, version, kernels.suite.as_deref());
+    };
+    let source = Source::open_path(shell, cache, path)?;
+    let found = source.version(&source.base)?;
+    if let (Some(found), Some(base)) = (found, kernels.base)
+        && found != base
+    {
         return Err(LabError::Unusable(format!(
-            "{} is not a Linux source: it has no Makefile and arch/arm64",
-            origin.display()
+            "--source {} is Linux {found}, --base is {base}: set one of them to the other's version",
+            path.display()
         )));
     }
-    Ok(tree)
+    Ok(source)
 }
 
-/// Returns the ID of the source set by `--source`: a hash of the file's content, or of the
-/// tree's file names, sizes and times.
-fn source_id(source: &Path) -> Result<String, CommandError> {
-    let name = source.file_name().unwrap_or_default().to_string_lossy();
-    if source.is_file() {
-        let sum = sha256(&shell::read(source)?);
-        return Ok(format!("{name}-{}", &sum[..16]));
+/// Returns a directory name for a path: its last component, and a hash of the whole path.
+fn path_id(path: &Path) -> String {
+    // The object directory of a repository is PATH/.git/objects or PATH.git/objects.
+    let mut names = path.components().rev().map(|part| part.as_os_str().to_string_lossy());
+    let name = names.find(|name| !matches!(&**name, "objects" | ".git" | "/"));
+    format!("{}-{}", name.unwrap_or_default(), &sha256(path.as_os_str().as_encoded_bytes())[..12])
+}
+
+fn check_linux(path: &Path, exists: impl Fn(&str) -> bool) -> Result<(), LabError> {
+    match ["Makefile", "arch/arm64"].into_iter().all(exists) {
+        true => Ok(()),
+        false => Err(not_linux(&path.display().to_string())),
     }
-    let mut hasher = DefaultHasher::new();
-    hash_tree(source, &mut hasher).map_err(|e| CommandError::file("read", source, e))?;
-    Ok(format!("{name}-{:016x}", hasher.finish()))
 }
 
-fn hash_tree(directory: &Path, hasher: &mut DefaultHasher) -> std::io::Result<()> {
-    let mut entries: Vec<_> = fs::read_dir(directory)?.collect::<Result<_, _>>()?;
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        if entry.file_name() == ".git" {
-            continue;
-        }
-        let metadata = entry.metadata()?;
-        entry.file_name().hash(hasher);
-        if metadata.is_dir() {
-            hash_tree(&entry.path(), hasher)?;
-        } else {
-            metadata.len().hash(hasher);
-            let time = metadata.modified()?.duration_since(UNIX_EPOCH);
-            time.unwrap_or_default().hash(hasher);
-        }
-    }
-    Ok(())
+fn not_linux(description: &str) -> LabError {
+    LabError::Unusable(format!(
+        "{description} is not a Linux source: it has no Makefile with a version, or no arch/arm64"
+    ))
 }
 
-/// Unpacks the source to a temporary path and renames it, so that an existing tree is complete.
-fn unpack(shell: Shell, tree: &Tree, origin: &Path) -> Result<(), CommandError> {
-    let partial = tree.directory.join("partial");
-    let log = tree.directory.join("unpack.log");
-    shell.remove_dir(&partial)?;
+/// Unpacks a package or a tarball and returns the directory with its files.
+fn unpack(shell: Shell, directory: &Path, origin: &Path) -> Result<PathBuf, CommandError> {
+    let partial = directory.join("partial");
+    let log = directory.join("unpack.log");
     shell.create_dir(&partial)?;
     let unpacked = partial.join("tree");
-    if origin.is_dir() {
-        let copy =
-            Command::new("copying the source", "cp").arg("-a").args([origin, &unpacked]).log(&log);
-        shell.run(&copy)?;
-    } else {
-        let mut tarball = origin.to_owned();
-        if origin.extension().is_some_and(|e| e == "deb") {
-            let extract = Command::new("opening the package", "dpkg-deb")
-                .arg("-x")
-                .args([origin, &partial.join("package")])
-                .log(&log);
-            shell.run(&extract)?;
-            tarball = inner_tarball(&partial.join("package/usr/src"));
-        }
-        shell.create_dir(&unpacked)?;
-        let unpack = Command::new("unpacking the source", "tar")
-            .args(["--strip-components=1", "-xf"])
-            .arg(&tarball)
-            .arg("-C")
-            .arg(&unpacked)
+    let mut tarball = origin.to_owned();
+    if origin.extension().is_some_and(|e| e == "deb") {
+        let extract = Command::new("opening the package", "dpkg-deb")
+            .arg("-x")
+            .args([origin, &partial.join("package")])
             .log(&log);
-        shell.run(&unpack)?;
+        shell.run(&extract)?;
+        tarball = inner_tarball(&partial.join("package/usr/src"));
     }
-    shell.rename(&unpacked, &tree.path)?;
-    shell.remove_dir(&partial)
+    shell.create_dir(&unpacked)?;
+    let unpack = Command::new("unpacking the source", "tar")
+        .args(["--strip-components=1", "-xf"])
+        .arg(&tarball)
+        .arg("-C")
+        .arg(&unpacked)
+        .log(&log);
+    shell.run(&unpack)?;
+    Ok(unpacked)
 }
 
 /// Returns the path of the tarball in an unpacked source package.
@@ -135,61 +209,80 @@ fn inner_tarball(directory: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn kernels(source: PathBuf) -> KernelOptions {
-        KernelOptions { source: Some(source), ..KernelOptions::of_base("5.10") }
-    }
-
     fn small_tree(at: &Path) {
         fs::create_dir_all(at.join("arch/arm64")).unwrap();
-        fs::write(at.join("Makefile"), "VERSION = 5\n").unwrap();
+        fs::write(at.join("arch/arm64/Kconfig"), "").unwrap();
+        fs::write(at.join("Makefile"), "VERSION = 6\nPATCHLEVEL = 12\n").unwrap();
+    }
+
+    fn kernels(source: &Path) -> KernelOptions {
+        KernelOptions { source: Some(source.to_owned()), ..KernelOptions::default() }
     }
 
     #[test]
-    fn a_given_tree_is_copied_and_recognized() {
+    fn the_tree_of_a_directory_depends_on_its_files_only() {
         let directory = tempfile::tempdir().unwrap();
         let source = directory.path().join("linux");
         small_tree(&source);
         let cache = directory.path().join("cache");
-        let options = kernels(source.clone());
+        let open = || open_base(Shell::new(false), &cache, &kernels(&source)).unwrap();
 
-        let first = cached_tree(Shell::new(false), &cache, &options).unwrap();
-        let again = cached_tree(Shell::new(false), &cache, &options).unwrap();
-        fs::write(source.join("Makefile"), "VERSION = 55\n").unwrap();
-        let changed = cached_tree(Shell::new(false), &cache, &options).unwrap();
+        let first = open();
+        let checkout = first.repository.switch_to(&first.base).unwrap();
+        fs::write(source.join("Makefile"), "VERSION = 6\nPATCHLEVEL = 18\n").unwrap();
+        let changed = open();
+        small_tree(&source);
+        let restored = open();
 
-        assert_eq!(first.id, again.id);
-        assert_ne!(first.id, changed.id);
-        assert!(first.path.join("Makefile").is_file());
+        assert_eq!(first.base, restored.base);
+        assert_ne!(first.base, changed.base);
+        assert_eq!(changed.version(&changed.base).unwrap().unwrap().to_string(), "6.18");
+        assert!(checkout.path.join("arch/arm64/Kconfig").is_file());
     }
 
     #[test]
-    fn a_tarball_is_unpacked_without_its_top_directory() {
+    fn a_directory_of_another_version_than_the_base_is_refused() {
         let directory = tempfile::tempdir().unwrap();
-        small_tree(&directory.path().join("linux-5.10"));
+        small_tree(directory.path());
+        let cache = directory.path().join("cache");
+        let kernels = KernelOptions { base: "5.10".parse().ok(), ..kernels(directory.path()) };
+
+        let error = open_base(Shell::new(false), &cache, &kernels).unwrap_err().to_string();
+
+        assert!(error.contains("is Linux 6.12, --base is 5.10"), "{error}");
+    }
+
+    #[test]
+    fn a_tarball_is_imported_once_without_its_top_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        small_tree(&directory.path().join("linux-6.12"));
         let tarball = directory.path().join("linux.tar");
         let pack = Command::new("packing", "tar").arg("-cf").arg(&tarball).args([
             "-C".as_ref(),
             directory.path(),
-            "linux-5.10".as_ref(),
+            "linux-6.12".as_ref(),
         ]);
         pack.run().unwrap();
-
         let cache = directory.path().join("cache");
-        let tree = cached_tree(Shell::new(false), &cache, &kernels(tarball)).unwrap();
 
-        assert!(tree.path.join("arch/arm64").is_dir());
+        let first = Source::open_path(Shell::new(false), &cache, &tarball).unwrap();
+        let again = Source::open_path(Shell::new(false), &cache, &tarball).unwrap();
+
+        assert_eq!(first.base, again.base);
+        let checkout = again.repository.switch_to(&again.base).unwrap();
+        assert!(checkout.path.join("arch/arm64").is_dir());
     }
 
     #[test]
-    fn a_source_that_is_not_linux_is_refused_and_removed() {
+    fn a_source_that_is_not_linux_is_refused_and_leaves_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let source = directory.path().join("empty");
         fs::create_dir(&source).unwrap();
         let cache = directory.path().join("cache");
 
-        let error = cached_tree(Shell::new(false), &cache, &kernels(source)).unwrap_err();
+        let error = open_base(Shell::new(false), &cache, &kernels(&source)).unwrap_err();
 
         assert!(error.to_string().contains("is not a Linux source"), "{error}");
-        assert_eq!(fs::read_dir(cache.join("sources")).unwrap().count(), 0);
+        assert!(!cache.join("sources").exists());
     }
 }

@@ -38,6 +38,8 @@ pub fn compare(
         let settings = granule_report::ComparisonOptions {
             labels: Some(pair.map(|kernel| kernel.name.clone())),
             min_effect: Some(options.output.min_effect / 100.0),
+            // Commits may be of different versions, which the report then names.
+            is_forced: options.kernels.git.is_some(),
             command: Some(command_line()),
             ..granule_report::ComparisonOptions::default()
         };
@@ -122,8 +124,8 @@ mod tests {
     #[test]
     fn the_html_report_of_one_kernel_has_its_phases() {
         let directory = tempfile::tempdir().unwrap();
-        let kernels = ["base", "series"]
-            .map(|name| Kernel::placeholder(name.to_owned(), "Image".into(), None));
+        let kernels =
+            ["base", "series"].map(|name| Kernel::placeholder(name.to_owned(), "Image".into()));
         let run_directory =
             RunDirectory::create(Shell::new(false), directory.path(), &kernels).unwrap();
         assert_eq!(last_kernel_html(&run_directory, &kernels).unwrap(), None, "nothing ran");

@@ -230,7 +230,7 @@ mod tests {
         let jobs = matrix::jobs(&options("lab --selftests"), &tests);
         let kernel = |name: &str, patches: u32| Kernel {
             series: Some(vec![Series { name: name.to_owned(), patches }]),
-            ..Kernel::placeholder(name.to_owned(), "Image".into(), None)
+            ..Kernel::placeholder(name.to_owned(), "Image".into())
         };
         let kernels = [kernel("base", 0), kernel("<series>", 3)];
         let run = RunInfo { kernels: &kernels, jobs: &jobs, emulator: "QEMU 7.2" };

@@ -59,6 +59,12 @@ pub enum FactsError {
 pub struct HostFacts {
     /// Overrides [`HostInfo::series`].
     pub series: Option<Vec<Series>>,
+    /// Overrides [`HostInfo::commit`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// Overrides [`HostInfo::compiler`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compiler: Option<String>,
     /// Overrides [`HostInfo::image_sha256`].
     pub image_sha256: Option<String>,
     /// Overrides [`HostInfo::emulator`].
@@ -116,6 +122,8 @@ impl HostInfo {
             arch: name.machine().to_string_lossy().into_owned(),
             kernel: name.release().to_string_lossy().into_owned(),
             series: None,
+            commit: None,
+            compiler: None,
             image_sha256: None,
             cpu: native::cpu_name(),
             features: native::cache_features(),
@@ -134,6 +142,8 @@ impl HostInfo {
         features.extend(facts.features);
         Ok(Self {
             series: facts.series.or(self.series),
+            commit: facts.commit.or(self.commit),
+            compiler: facts.compiler.or(self.compiler),
             image_sha256: facts.image_sha256.or(self.image_sha256),
             emulator: facts.emulator.or(self.emulator),
             cpu: facts.cpu.or(self.cpu),

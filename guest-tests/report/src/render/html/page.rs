@@ -152,10 +152,12 @@ impl Section {
 
 pub(super) fn provenance(sides: &[(&str, &Side)]) -> String {
     type Property = (&'static str, fn(&Side) -> Option<String>);
-    const PROPERTIES: [Property; 8] = [
+    const PROPERTIES: [Property; 10] = [
         ("input", |side| Some(side.label.clone())),
         ("kernel", |side| Some(side.kernel.clone())),
         ("series", |side| series_line(side.series.as_deref())),
+        ("commit", |side| side.commit.clone()),
+        ("compiler", |side| side.compiler.clone()),
         ("image, SHA-256", |side| side.image_sha256.clone()),
         ("CPU", |side| side.cpu.clone()),
         ("CPU features", |side| Some(side.features.clone())),
@@ -166,7 +168,12 @@ pub(super) fn provenance(sides: &[(&str, &Side)]) -> String {
     let of = |property: fn(&Side) -> Option<String>| {
         sides.iter().map(|(_, side)| property(side)).collect()
     };
+    let is_optional = |name: &str| ["commit", "compiler"].contains(&name);
     let rows = PROPERTIES.map(|(name, property)| (name, of(property)));
+    let is_shown = |(name, cells): &(&str, Vec<Option<String>>)| {
+        !is_optional(name) || cells.iter().any(Option::is_some)
+    };
+    let rows: Vec<_> = rows.into_iter().filter(is_shown).collect();
     properties(&names, &rows)
 }
 

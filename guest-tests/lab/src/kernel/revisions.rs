@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Commits of a user's Git repository, which is only read.
+
+use std::path::Path;
+
+use crate::{
+    LabError,
+    command::Command,
+    kernel::git::{TreeId, git},
+};
+
+/// Commit of a repository.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Commit {
+    pub hash: String,
+    pub subject: String,
+    pub tree: TreeId,
+}
+
+impl Commit {
+    /// Returns the first 12 digits of the hash, as kernel developers quote it.
+    pub fn short_hash(&self) -> &str {
+        self.hash.get(..12).unwrap_or(&self.hash)
+    }
+
+    /// Formats hash and subject as in a `Fixes:` line.
+    pub fn title(&self) -> String {
+        format!("{} (\"{}\")", self.short_hash(), self.subject)
+    }
+}
+
+/// A user's repository.
+#[derive(Debug, Clone, Copy)]
+pub struct UserTree<'a>(pub &'a Path);
+
+impl UserTree<'_> {
+    fn git(self, task: &str) -> Command {
+        git(task).arg("-C").arg(self.0)
+    }
+
+    /// Returns the commit of a revision.
+    pub fn commit(self, revision: &str) -> Result<Commit, LabError> {
+        let mut commits = self.log(&["-1", revision]).map_err(|error| {
+            LabError::Unusable(format!(
+                "'{revision}' is no commit of {}: fetch it, or set another revision\n{error}",
+                self.0.display()
+            ))
+        })?;
+        commits.pop().ok_or_else(|| LabError::Unusable(format!("'{revision}' has no commit")))
+    }
+
+    /// Returns the commits after `before` up to `after` on the first-parent line, oldest first.
+    pub fn commits(self, before: &Commit, after: &Commit) -> Result<Vec<Commit>, LabError> {
+        let is_ancestor = self
+            .git("finding the ancestor")
+            .args(["merge-base", "--is-ancestor", &before.hash, &after.hash])
+            .query();
+        if is_ancestor.is_err() {
+            return Err(LabError::Unusable(format!(
+                "{} is no ancestor of {}, so there is no list of commits for --each",
+                before.title(),
+                after.title()
+            )));
+        }
+        let range = format!("{}..{}", before.hash, after.hash);
+        Ok(self.log(&["--reverse", "--first-parent", &range])?)
+    }
+
+    fn log(self, arguments: &[&str]) -> Result<Vec<Commit>, crate::command::CommandError> {
+        let text = self
+            .git("reading the commits")
+            .args(["log", "--no-show-signature", "--no-color", "--format=%H %T %s"])
+            .args(&arguments[..arguments.len() - 1])
+            .arg("--end-of-options")
+            .args(arguments.last())
+            .arg("--")
+            .query()?;
+        let commit = |line: &str| {
+            let (hash, rest) = line.split_once(' ')?;
+            let (tree, subject) = rest.split_once(' ')?;
+            let (hash, subject) = (hash.to_owned(), subject.to_owned());
+            Some(Commit { hash, subject, tree: TreeId::new(tree) })
+        };
+        Ok(text.lines().filter_map(commit).collect())
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Creates a repository with one commit for each content of the file `f`.
+    pub fn repository(contents: &[&str]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let git = |args: &[&str]| {
+            let identity = ["-c", "user.name=A", "-c", "user.email=a@example"];
+            git("x").args(identity).arg("-C").arg(directory.path()).args(args).query().unwrap()
+        };
+        git(&["init", "-q"]);
+        std::fs::create_dir_all(directory.path().join("arch/arm64")).unwrap();
+        for name in ["Makefile", "arch/arm64/Kconfig"] {
+            let makefile = "VERSION = 6\nPATCHLEVEL = 12\n";
+            std::fs::write(directory.path().join(name), makefile).unwrap();
+        }
+        for content in contents {
+            std::fs::write(directory.path().join("f"), content).unwrap();
+            git(&["add", "--all"]);
+            git(&["commit", "-q", "-m", &format!("Write {content}")]);
+        }
+        directory
+    }
+
+    #[test]
+    fn commits_of_a_range_are_listed_oldest_first() {
+        let directory = repository(&["1", "2", "3"]);
+        let tree = UserTree(directory.path());
+        let (before, after) = (tree.commit("HEAD~2").unwrap(), tree.commit("HEAD").unwrap());
+
+        let commits = tree.commits(&before, &after).unwrap();
+
+        let subjects: Vec<_> = commits.iter().map(|commit| commit.subject.as_str()).collect();
+        assert_eq!(subjects, ["Write 2", "Write 3"]);
+        assert_eq!(commits[1], after);
+        assert!(tree.commits(&after, &before).is_err());
+    }
+
+    #[test]
+    fn an_unknown_revision_is_refused_by_name() {
+        let directory = repository(&["1"]);
+
+        let error = UserTree(directory.path()).commit("v9.9").unwrap_err();
+
+        assert!(error.to_string().contains("'v9.9' is no commit of"), "{error}");
+    }
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Values on the command line that select a kernel: version, revisions, build settings, page size.
+
+use std::{fmt, str::FromStr};
+
+use clap::ValueEnum;
+
+/// Linux version without its sublevel: `5.10`. It is also the name of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LinuxVersion {
+    /// `VERSION` of the Makefile.
+    pub major: u32,
+    /// `PATCHLEVEL` of the Makefile.
+    pub minor: u32,
+}
+
+impl LinuxVersion {
+    /// Oldest version that the lab supports: the first with the stage-2 code of this test.
+    pub const OLDEST: Self = Self { major: 5, minor: 10 };
+
+    /// Returns the version that a top Makefile contains.
+    pub fn of_makefile(makefile: &str) -> Option<Self> {
+        let number = |name: &str| {
+            let mut lines = makefile.lines();
+            let value = lines.find_map(|line| line.strip_prefix(name)?.trim().strip_prefix('='));
+            value?.trim().parse().ok()
+        };
+        Some(Self { major: number("VERSION")?, minor: number("PATCHLEVEL")? })
+    }
+}
+
+impl fmt::Display for LinuxVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl FromStr for LinuxVersion {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| {
+            let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            is_number.then(|| text.parse().ok()).flatten()
+        };
+        let parsed = text
+            .split_once('.')
+            .and_then(|(major, minor)| Some(Self { major: number(major)?, minor: number(minor)? }));
+        parsed.ok_or_else(|| {
+            "expected a version of Debian's linux-source, such as 5.10; for any other kernel set \
+             --git TREE REVISION or --source TREE"
+                .to_owned()
+        })
+    }
+}
+
+/// Revisions on the command line: `REVISION`, or `BEFORE..AFTER`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Revisions {
+    One(String),
+    /// Both ends; an omitted end is `HEAD`.
+    Range {
+        before: String,
+        after: String,
+    },
+}
+
+impl FromStr for Revisions {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let end = |text: &str| if text.is_empty() { "HEAD" } else { text }.to_owned();
+        match text.split_once("..") {
+            _ if text.is_empty() || text == ".." || text.starts_with('-') => {
+                Err("expected a revision, or BEFORE..AFTER".to_owned())
+            }
+            Some((_, after)) if after.starts_with('.') || after.contains("..") => {
+                Err("a symmetric difference has no direction: expected BEFORE..AFTER".to_owned())
+            }
+            Some((before, after)) => Ok(Self::Range { before: end(before), after: end(after) }),
+            None => Ok(Self::One(text.to_owned())),
+        }
+    }
+}
+
+/// Variable of `make` and its value: `LLVM=1`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MakeVariable {
+    /// Name of the variable.
+    pub name: String,
+    /// Value of the variable; may be empty.
+    pub value: String,
+}
+
+impl FromStr for MakeVariable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const RESERVED: [&str; 4] = ["ARCH", "O", "KBUILD_OUTPUT", "CROSS_COMPILE"];
+        let is_name = |name: &str| {
+            name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+                && name.starts_with(|first: char| first.is_ascii_alphabetic())
+        };
+        match text.split_once('=') {
+            Some((name, _)) if RESERVED.contains(&name) => {
+                Err(format!("the lab sets {name} itself"))
+            }
+            Some((name, value)) if is_name(name) => {
+                Ok(Self { name: name.to_owned(), value: value.to_owned() })
+            }
+            _ => Err("expected VARIABLE=VALUE, such as LLVM=1 or KCFLAGS=-fno-inline".to_owned()),
+        }
+    }
+}
+
+/// Setting of a build: a configuration symbol or a variable of `make`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BuildSetting {
+    /// Line of a configuration fragment.
+    Config(String),
+    /// Variable of `make`.
+    Make(MakeVariable),
+}
+
+impl FromStr for BuildSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if !text.starts_with("CONFIG_") {
+            return text.parse().map(Self::Make);
+        }
+        match text.split_once('=') {
+            Some((symbol, "n")) => Ok(Self::Config(format!("# {symbol} is not set"))),
+            Some((_, value)) if !value.is_empty() => Ok(Self::Config(text.to_owned())),
+            _ => Err("expected CONFIG_SYMBOL=VALUE, such as CONFIG_PREEMPT=y".to_owned()),
+        }
+    }
+}
+
+/// Parses a setting of `--variant`; the text names the kernel.
+pub fn parse_variant(text: &str) -> Result<(String, BuildSetting), String> {
+    Ok((text.to_owned(), text.parse()?))
+}
+
+/// Base page size of a host kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum PageSize {
+    /// 4096 bytes
+    #[default]
+    #[value(name = "4k")]
+    Kib4,
+    /// 16384 bytes
+    #[value(name = "16k")]
+    Kib16,
+    /// 65536 bytes
+    #[value(name = "64k")]
+    Kib64,
+}
+
+impl PageSize {
+    /// Returns the configuration symbol of this page size.
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Self::Kib4 => "CONFIG_ARM64_4K_PAGES",
+            Self::Kib16 => "CONFIG_ARM64_16K_PAGES",
+            Self::Kib64 => "CONFIG_ARM64_64K_PAGES",
+        }
+    }
+
+    /// Returns the configuration fragment of this page size.
+    pub const fn fragment(self) -> &'static str {
+        match self {
+            Self::Kib4 => "CONFIG_ARM64_4K_PAGES=y",
+            Self::Kib16 => "# CONFIG_ARM64_4K_PAGES is not set\nCONFIG_ARM64_16K_PAGES=y",
+            Self::Kib64 => "# CONFIG_ARM64_4K_PAGES is not set\nCONFIG_ARM64_64K_PAGES=y",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_read_from_a_makefile() {
+        let makefile = "# SPDX\nVERSION = 6\nPATCHLEVEL = 12\nSUBLEVEL = 0\nEXTRAVERSION = -rc2\n";
+
+        let version = LinuxVersion::of_makefile(makefile).unwrap();
+
+        assert_eq!(version.to_string(), "6.12");
+        assert_eq!(LinuxVersion::of_makefile("all:\n"), None);
+    }
+
+    #[test]
+    fn versions_are_ordered_by_number() {
+        let version = |text: &str| text.parse::<LinuxVersion>().unwrap();
+
+        assert!(version("5.10") > version("5.9") && version("6.1") < version("6.12"));
+    }
+
+    #[test]
+    fn another_name_of_a_kernel_is_refused_with_the_option_for_it() {
+        for text in ["mainline", "7.3-rc2", "7", "7.3.1", "+5.10", ""] {
+            let error = text.parse::<LinuxVersion>().unwrap_err();
+
+            assert!(error.contains("--git TREE"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_range_has_two_ends() {
+        let range = |before: &str, after: &str| {
+            Ok(Revisions::Range { before: before.to_owned(), after: after.to_owned() })
+        };
+
+        assert_eq!("v6.1..topic".parse(), range("v6.1", "topic"));
+        assert_eq!("HEAD~3..".parse(), range("HEAD~3", "HEAD"));
+        assert_eq!("v6.12".parse(), Ok(Revisions::One("v6.12".to_owned())));
+        for text in ["a...b", "", "..", "-x", "a..b..c"] {
+            assert!(text.parse::<Revisions>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_make_variable_has_a_name_that_the_lab_does_not_set() {
+        let llvm: MakeVariable = "LLVM=1".parse().unwrap();
+
+        assert_eq!(llvm, MakeVariable { name: "LLVM".to_owned(), value: "1".to_owned() });
+        for text in ["LLVM", "=1", "ARCH=x86", "a b=1"] {
+            assert!(text.parse::<MakeVariable>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_setting_is_a_symbol_or_a_variable() {
+        let setting = |text: &str| text.parse::<BuildSetting>();
+
+        assert_eq!(
+            setting("CONFIG_SMP=n"),
+            Ok(BuildSetting::Config("# CONFIG_SMP is not set".into()))
+        );
+        assert!(matches!(setting("LLVM=1"), Ok(BuildSetting::Make(_))));
+        assert!(setting("CONFIG_SMP").is_err() && setting("x").is_err());
+    }
+}
