@@ -57,10 +57,13 @@ impl FromStr for LinuxVersion {
 /// Revisions on the command line: `REVISION`, or `BEFORE..AFTER`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Revisions {
+    /// One revision.
     One(String),
     /// Both ends; an omitted end is `HEAD`.
     Range {
+        /// Revision before.
         before: String,
+        /// Revision after.
         after: String,
     },
 }
