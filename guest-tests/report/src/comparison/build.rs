@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 use super::{
     CompareError, Comparison, ComparisonOptions, GeometricMean, SCHEMA, TIME_METRIC,
-    configuration::{Configuration, Group, PhaseChange, groups},
-    growth,
+    configuration::{Configuration, FigureSelection, Group, PhaseChange, groups},
+    growth, timer_tick,
 };
 use crate::{
     judge::{self, RowFigures},
@@ -73,6 +73,7 @@ impl Comparison {
         let partner = |one: &Group| sides[1].iter().find(|other| other.key == one.key);
         let pairs: Vec<Pair> =
             sides[0].iter().filter_map(|one| Some((one, partner(one)?))).collect();
+        let has_tick_counts = [before, after].into_iter().any(timer_tick::has_tick_counts);
         let without_host = before.iter().chain(after).all(|sample| sample.is_without_host());
         let differences = differences(&pairs, without_host);
         if !differences.is_empty() && !options.is_forced {
@@ -90,9 +91,10 @@ impl Comparison {
         let elapsed = is_emulated && compared.all(|sample| sample.elapsed_ns.is_some());
         let default = if is_emulated { MIN_EFFECT_EMULATED } else { MIN_EFFECT };
         let metrics = judged_metrics(&options.metrics);
+        let figures = FigureSelection { elapsed, metrics: &metrics, has_tick_counts };
         let configurations: Vec<Configuration> = pairs
             .iter()
-            .map(|(one, two)| Configuration::new(one, two, elapsed, &metrics))
+            .map(|(one, two)| Configuration::new(one, two, figures))
             .filter(|configuration| !configuration.phases.is_empty())
             .collect();
         if configurations.is_empty() {
@@ -207,10 +209,12 @@ fn setup_names(groups: &[Group]) -> Vec<String> {
     names
 }
 
-/// Returns the mean ratio of each phase that several configurations have, and of all phases.
+/// Returns the mean ratio of each phase that several configurations have, and of all phases, without
+/// phases shorter than a timer tick.
 fn geometric_means(comparison: &Comparison) -> Vec<GeometricMean> {
     let mean = |phase: Option<&AnyPhase>| {
         let changes = comparison.rows().map(|(_, change)| change);
+        let changes = changes.filter(|change| !change.is_below_tick);
         let changes = changes.filter(|change| phase.is_none_or(|phase| change.phase == *phase));
         let rows: Vec<&Runs> = changes.map(|change| &change.runs).collect();
         let mean = stats::geometric_mean(&rows, comparison.design());

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::{
     TIME_METRIC,
     judgement::{Judgement, serialize_first},
+    timer_tick,
 };
 use crate::{
     sample::{AnyPhase, RunSetup, Sample},
@@ -106,6 +107,17 @@ pub struct Configuration {
     pub phases: Vec<PhaseChange>,
 }
 
+/// Selection of the figures of a comparison.
+#[derive(Debug, Clone, Copy)]
+pub struct FigureSelection<'a> {
+    /// Indicates that the time of a phase is its elapsed time.
+    pub elapsed: bool,
+    /// Metrics to judge.
+    pub metrics: &'a [String],
+    /// Indicates that runs of the comparison count timer ticks.
+    pub has_tick_counts: bool,
+}
+
 /// Figures of a phase on both sides.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseChange {
@@ -115,6 +127,9 @@ pub struct PhaseChange {
     /// Work of all CPUs in nanoseconds, if `time` is elapsed time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub work: Option<Change>,
+    /// Indicates that the host counts timer ticks and the phase is shorter than one.
+    #[serde(rename = "below_timer_tick", skip_serializing_if = "std::ops::Not::not")]
+    pub is_below_tick: bool,
     /// Time of every run.
     pub runs: Runs,
     /// Time of every vCPU in every run; empty for phases without vCPUs.
@@ -134,9 +149,8 @@ pub struct PhaseChange {
 }
 
 impl Configuration {
-    /// Returns the configuration of two groups with the same key, with untested judgements
-    /// of `metrics`. `elapsed` selects elapsed times.
-    pub fn new(before: &Group, after: &Group, elapsed: bool, metrics: &[String]) -> Self {
+    /// Returns the configuration of two groups with the same key, with untested judgements.
+    pub fn new(before: &Group, after: &Group, figures: FigureSelection) -> Self {
         let [phases, others] = [before, after].map(|group| group.phases());
         let phases = phases.intersection(&others);
         let mut samples = before.samples.iter().chain(&after.samples);
@@ -144,9 +158,7 @@ impl Configuration {
             engine: before.key.engine.clone(),
             setup: before.key.setup.clone(),
             is_emulated: samples.all(|sample| sample.host.emulator.is_some()),
-            phases: phases
-                .map(|phase| PhaseChange::new(phase, before, after, elapsed, metrics))
-                .collect(),
+            phases: phases.map(|phase| PhaseChange::new(phase, before, after, figures)).collect(),
         }
     }
 
@@ -156,16 +168,13 @@ impl Configuration {
 }
 
 impl PhaseChange {
-    fn new(
-        phase: &AnyPhase,
-        before: &Group,
-        after: &Group,
-        elapsed: bool,
-        metrics: &[String],
-    ) -> Self {
+    fn new(phase: &AnyPhase, before: &Group, after: &Group, figures: FigureSelection) -> Self {
+        let FigureSelection { elapsed, metrics, has_tick_counts } = figures;
+        let samples = [before, after].map(|group| group.of_phase(phase).collect::<Vec<_>>());
         let both = |figures: &dyn Fn(&Sample) -> Vec<f64>| {
-            let [before, after] =
-                [before, after].map(|group| group.of_phase(phase).flat_map(figures).collect());
+            let [before, after] = samples
+                .each_ref()
+                .map(|samples| samples.iter().flat_map(|sample| figures(sample)).collect());
             Runs { before, after }
         };
         let runs = both(&|sample| vec![sample.time(elapsed)]);
@@ -191,6 +200,7 @@ impl PhaseChange {
             phase: phase.clone(),
             time: runs.change(),
             work: elapsed.then(|| both(&|sample| vec![sample.ns]).change()),
+            is_below_tick: has_tick_counts && timer_tick::is_shorter_than_tick(&samples),
             vcpus: both(&|sample| sample.vcpu_ns.clone()),
             judgement: metrics.first().and_then(judgement),
             further_judgements: metrics.iter().skip(1).filter_map(judgement).collect(),

@@ -14,6 +14,7 @@ mod build;
 mod configuration;
 mod growth;
 mod judgement;
+mod timer_tick;
 
 use std::collections::BTreeSet;
 
@@ -25,6 +26,7 @@ pub(crate) use self::{
     configuration::{Configuration, Group, PhaseChange, SelectCounts, groups},
     growth::{Fit, Growth, Sweep, SweepParameter, sweeps},
     judgement::Judgement,
+    timer_tick::TICK_NS,
 };
 use crate::{
     judge::Verdict,
@@ -64,7 +66,8 @@ pub struct Comparison {
     /// Differences in provenance; empty unless forced.
     pub(crate) differences: Vec<Difference>,
     pub(crate) notes: Vec<String>,
-    /// Geometric means of time ratios: of each phase with several configurations, and of all.
+    /// Geometric means of time ratios: of each phase with several configurations, and of all. They
+    /// omit phases shorter than a timer tick.
     pub(crate) geomeans: Vec<GeometricMean>,
     /// Growth of times with vCPUs and size, for at least three values.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -3,7 +3,9 @@
 
 use super::number;
 use crate::{
-    comparison::{Comparison, Configuration, Fit, GeometricMean, Growth, Judgement, TIME_METRIC},
+    comparison::{
+        Comparison, Configuration, Fit, GeometricMean, Growth, Judgement, TICK_NS, TIME_METRIC,
+    },
     judge::{self, Verdict},
     provenance::Side,
     sample::AnyPhase,
@@ -101,7 +103,7 @@ pub fn time_ratio(configuration: &Configuration, phase: &AnyPhase) -> (String, O
 /// Returns the lines below the tables: notes, means, growth, and the verdict last.
 pub fn footer(comparison: &Comparison) -> Vec<String> {
     let mut footer = notes(comparison);
-    footer.extend(comparison.geomeans.iter().map(geometric_mean));
+    footer.extend(geometric_means(comparison));
     footer.extend(growth(comparison));
     footer.extend(verdict(comparison));
     footer
@@ -120,7 +122,24 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
     notes
 }
 
-pub fn geometric_mean(mean: &GeometricMean) -> String {
+/// Returns a line for each geometric mean, and one with the number of ratios in no mean.
+pub fn geometric_means(comparison: &Comparison) -> Vec<String> {
+    let mut lines: Vec<String> = comparison.geomeans.iter().map(geometric_mean).collect();
+    let omitted = comparison.rows().filter(|(_, change)| change.is_below_tick).count();
+    let ratios = pluralize(comparison.rows().count(), "ratio");
+    let reason = format!(
+        "of phases shorter than a timer tick ({} ms), which occurs in some of their runs only",
+        TICK_NS / 1e6
+    );
+    match (omitted, lines.is_empty()) {
+        (0, _) => {}
+        (_, false) => lines.push(format!("In no mean: {omitted} of {ratios}, {reason}.")),
+        (_, true) => lines.push(format!("No geometric mean: {omitted} of {ratios} {reason}.")),
+    }
+    lines
+}
+
+fn geometric_mean(mean: &GeometricMean) -> String {
     let of = mean.phase.as_ref().map_or("all", |phase| phase.name());
     let ends = mean.interval.map(|ends| format!(", 95% {}", number::interval(ends)));
     format!(

@@ -24,7 +24,7 @@ pub fn html(comparison: &Comparison) -> String {
     let class = [Verdict::Regression, Verdict::Inconclusive]
         .into_iter()
         .find(|verdict| comparison.count(*verdict) > 0);
-    let means = comparison.geomeans.iter().map(sentences::geometric_mean);
+    let means = sentences::geometric_means(comparison).into_iter();
     let head = sentences::head(comparison).into_iter();
     let head = head.filter(|(name, _)| *name == "time" || *name == "guest");
     let head = head.map(|(name, words)| format!("{name}: {words}"));
