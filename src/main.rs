@@ -2,6 +2,7 @@
 //! The `granule` command: one module per subcommand, each with `Args` and `run`. Shell completions
 //! and man pages are generated from the definition of the command line.
 
+pub mod advise;
 pub mod bench;
 pub mod compare;
 pub mod doctor;
@@ -29,6 +30,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Measure and rank the memory backings that this machine offers to a VM
+    Advise(advise::Args),
     /// Run the page-table test on this machine
     Bench(bench::Args),
     /// Compare two sets of results
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
     .init();
     let cli = Cli::parse();
     let result = match cli.command {
+        Command::Advise(args) => advise::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => doctor::run(args),
@@ -160,7 +164,7 @@ mod tests {
 
         write_man_pages(&ManArgs { folder: folder.path().join("man1") }).unwrap();
 
-        for name in ["", "-bench", "-compare", "-doctor", "-lab", "-run"] {
+        for name in ["", "-advise", "-bench", "-compare", "-doctor", "-lab", "-run"] {
             let page = folder.path().join(format!("man1/granule{name}.1"));
             assert!(fs::metadata(&page).unwrap().len() > 500, "{name}");
         }

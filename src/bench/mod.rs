@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use clap::{Args as _, FromArgMatches as _};
 use granule_pgtable_test::{
     config::Migration,
     harness::{self, HarnessError, RunPlan},
@@ -47,8 +48,10 @@ pub fn run(args: Args) -> CommandResult {
 
 /// Runs the test once, as one of `runs`. The first run creates the file of `json`.
 fn run_point(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandResult {
-    let (mut machine, mode) = create_machine(args)?;
-    let plan = args.plan(mode, machine.region().size);
+    let PreparedRun { mut machine, plan, warning } = args.prepare()?;
+    if let Some(warning) = warning {
+        eprintln!("granule: warning: {warning}");
+    }
     // The file is created after the machine: a failed start truncates no existing file.
     if let (None, Some(path)) = (&json, &args.output.json) {
         *json = Some(RecordWriter::create(path, runs * plan.record_count())?);
@@ -75,20 +78,12 @@ fn run_point(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> Command
     }
 }
 
-/// Creates the machine of the selected engine, and returns it with its guest mode.
-fn create_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn Error>> {
-    let mode = args.guest.mode.unwrap_or(GuestMode::P48V48_4K);
-    Ok(match args.host.engine {
-        Engine::Kvm => {
-            let machine = KvmMachine::new(args.kvm_config()?)?;
-            if let Some(warning) = machine.emulation_warning() {
-                eprintln!("granule: warning: {warning}");
-            }
-            let mode = machine.mode();
-            (Box::new(machine), mode)
-        }
-        Engine::Software => (Box::new(SoftwareMachine::new(&args.software_config()?)?), mode),
-    })
+/// A machine and the plan of its run.
+pub(crate) struct PreparedRun {
+    pub(crate) machine: Box<dyn Machine>,
+    pub(crate) plan: RunPlan,
+    /// Warning about times that this machine's KVM distorts.
+    pub(crate) warning: Option<String>,
 }
 
 /// Error returned for an option that the selected engine does not support.
@@ -98,6 +93,35 @@ struct WrongEngine(&'static str, &'static str);
 
 /// Conversion of the options to machine configurations and a plan.
 impl Args {
+    /// Parses the arguments of `granule bench`.
+    ///
+    /// # Errors
+    /// An argument is not valid.
+    pub(crate) fn from_arguments(arguments: &[String]) -> Result<Self, clap::Error> {
+        let command = Self::augment_args(clap::Command::new("bench").no_binary_name(true));
+        Self::from_arg_matches(&command.try_get_matches_from(arguments)?)
+    }
+
+    /// Creates the machine of the selected engine and the plan of a run.
+    ///
+    /// # Errors
+    /// The machine cannot be created as configured.
+    pub(crate) fn prepare(&self) -> Result<PreparedRun, Box<dyn Error>> {
+        let mode = self.guest.mode.unwrap_or(GuestMode::P48V48_4K);
+        let (machine, mode, warning): (Box<dyn Machine>, _, _) = match self.host.engine {
+            Engine::Kvm => {
+                let machine = KvmMachine::new(self.kvm_config()?)?;
+                let (mode, warning) = (machine.mode(), machine.emulation_warning());
+                (Box::new(machine), mode, warning)
+            }
+            Engine::Software => {
+                (Box::new(SoftwareMachine::new(&self.software_config()?)?), mode, None)
+            }
+        };
+        let plan = self.plan(mode, machine.region().size);
+        Ok(PreparedRun { machine, plan, warning })
+    }
+
     /// Returns the plan of a run with this guest mode and memory size.
     fn plan(&self, mode: GuestMode, memory: Bytes) -> RunPlan {
         let workload = &self.workload;

@@ -21,7 +21,7 @@ pub enum Engine {
 }
 
 /// Mode of dirty logging.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum DirtyLogOption {
     /// A read of the bitmap clears it
     #[default]
@@ -87,7 +87,7 @@ impl fmt::Display for CpuList {
 
 impl CpuList {
     /// Parses a CPU list such as `0-3,8`.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!("'{text}' is not a list of CPUs; expected numbers and ranges, such as 0-3,8")
         };
@@ -164,7 +164,7 @@ pub(super) fn name_unless_default<T: ValueEnum + Default + PartialEq>(value: T) 
 }
 
 /// Parses a count of at least one.
-pub(super) fn parse_count(text: &str) -> Result<NonZeroU32, String> {
+pub(crate) fn parse_count(text: &str) -> Result<NonZeroU32, String> {
     let wrong = |_| match text.parse::<u64>() {
         Ok(1..) => format!("expected a whole number from 1 to {}", u32::MAX),
         _ => "expected a whole number of at least 1".to_owned(),

@@ -30,4 +30,5 @@ pub use self::{
     judge::Verdict,
     provenance::{Difference, series_line},
     sample::Sample,
+    stats::Spread,
 };

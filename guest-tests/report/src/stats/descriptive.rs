@@ -85,16 +85,22 @@ pub fn holm(p: &[f64]) -> Vec<f64> {
 /// Statistics of a time (in nanoseconds) or count over the runs of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
+    /// Median.
     #[serde(serialize_with = "serialize_figure")]
     pub median: f64,
+    /// First quartile.
     #[serde(serialize_with = "serialize_figure")]
     pub q1: f64,
+    /// Third quartile.
     #[serde(serialize_with = "serialize_figure")]
     pub q3: f64,
+    /// Minimum.
     #[serde(serialize_with = "serialize_figure")]
     pub min: f64,
+    /// Maximum.
     #[serde(serialize_with = "serialize_figure")]
     pub max: f64,
+    /// Number of runs.
     pub runs: usize,
     /// Indicates that the spread is reported as quartiles instead of minimum and maximum.
     #[serde(skip)]
@@ -122,6 +128,7 @@ fn serialize_figures<S: Serializer>(values: &[f64], serializer: S) -> Result<S::
 }
 
 impl Spread {
+    /// Returns the statistics of values; `None` without values.
     pub fn new(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
