@@ -25,6 +25,15 @@ pub(crate) mod engine {
         [PAGE_TABLE_TEST, BENCH_LINES, DIRTY_LOG_TEST, DEMAND_PAGING_TEST, CRITERION];
 }
 
+/// Column of a sum of counters: its heading, and a predicate that selects the counters.
+pub(crate) type CounterSum = (&'static str, fn(&str) -> bool);
+pub(crate) const COUNTER_SUMS: [CounterSum; 4] = [
+    ("guest aborts", |name| name == "guest_aborts"),
+    ("DC lines", |name| name.starts_with("DC C")),
+    ("IC", |name| name.starts_with("IC ")),
+    ("TLBI", |name| name.starts_with("TLBI ")),
+];
+
 /// One phase of one run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sample {
@@ -125,6 +134,12 @@ impl AnyPhase {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// Returns the phase to which a round belongs, and any other phase itself.
+    pub fn without_round(&self) -> Self {
+        let phase = Phase::TABLE_ORDER.get(self.rank / RANKS_PER_PHASE);
+        phase.map_or_else(|| self.clone(), |&phase| phase.into())
+    }
 }
 
 impl From<Phase> for AnyPhase {
@@ -154,6 +169,12 @@ impl Sample {
         let class = self.counters.iter().filter(|(other, _)| is_in_class(other));
         let sum = || class.map(|(_, count)| count).sum();
         found.copied().or_else(|| (!self.counters.is_empty()).then(sum))
+    }
+
+    /// Returns the sum of counters; `None` in a run without counters.
+    pub(crate) fn counter_sum(&self, belongs: fn(&str) -> bool) -> Option<u64> {
+        let counters = self.counters.iter().filter(|(name, _)| belongs(name));
+        (!self.counters.is_empty()).then(|| counters.map(|(_, count)| count).sum())
     }
 
     /// Returns the time in nanoseconds: the elapsed time if `elapsed` is true and it was measured.
@@ -248,6 +269,8 @@ mod tests {
             Phase::Create.into(),
         ];
         phases.sort();
+        assert_eq!(phases[3].without_round(), of(Phase::Round, None));
+        assert_eq!(phases[6].without_round(), phases[6]);
         assert_eq!(
             phases.each_ref().map(AnyPhase::name),
             ["create", "update", "round-9", "round-10", "stop", "whole", "populate"]

@@ -2,14 +2,14 @@
 //! Compares the kernels of a run: the last with the first and, with more than two kernels, each
 //! with its predecessor.
 
-use granule_report::{Comparison, Verdict, command_line, input, render};
+use granule_report::{Comparison, LabelledSide, Verdict, command_line, input, render};
 
 use crate::{
     LabError,
     jobs::run_directory::RunDirectory,
     kernel::Kernel,
     options::Options,
-    report::{RunStatus, print, publish_html, tables},
+    report::{RunStatus, print, publish_html},
 };
 
 pub fn print_commands(run_directory: &RunDirectory, kernels: &[Kernel]) -> Result<(), LabError> {
@@ -83,17 +83,17 @@ fn pairs(kernels: &[Kernel]) -> Vec<[&Kernel; 2]> {
 /// Returns the summary table for one kernel, or for more than two.
 fn summary(run_directory: &RunDirectory, kernels: &[Kernel]) -> Result<String, LabError> {
     Ok(match kernels {
-        [kernel] => tables::phase_table(&input::read_results(&run_directory.results_path(kernel))?),
+        [kernel] => render::phase_table(&input::read_side(&[run_directory.results_path(kernel)])?),
         [_, _, _, ..] => {
             let sides = kernels
                 .iter()
                 .filter(|kernel| run_directory.results_path(kernel).is_file())
                 .map(|kernel| {
-                    let records = input::read_results(&run_directory.results_path(kernel))?;
-                    Ok((kernel.name.clone(), records))
+                    let samples = input::read_side(&[run_directory.results_path(kernel)])?;
+                    Ok(LabelledSide { label: kernel.name.clone(), samples })
                 })
                 .collect::<Result<Vec<_>, LabError>>()?;
-            tables::kernel_table(&sides)
+            render::kernel_table(&sides)
         }
         _ => String::new(),
     })

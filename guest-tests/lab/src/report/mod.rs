@@ -5,7 +5,6 @@ mod boot_figures;
 pub mod comparison;
 pub mod guest_boot_report;
 pub mod selftest_report;
-mod tables;
 
 use std::io::{self, Write};
 

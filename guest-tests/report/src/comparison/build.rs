@@ -55,7 +55,7 @@ impl Comparison {
                 return Err(CompareError::EmptySide(label.clone()));
             }
         }
-        let by_engine = separates_engines(before, after);
+        let by_engine = separates_engines(&[before, after]);
         let sides = [before, after].map(|side| {
             let mut groups = groups(side, by_engine);
             let phases = &options.phases;
@@ -172,12 +172,13 @@ fn judged_metrics(requested: &[String]) -> Vec<String> {
     metrics
 }
 
-/// Reports whether configurations are separated by engine. If each side has a single engine and the
-/// two differ, the comparison is between the engines, which requires `force`.
-fn separates_engines(before: &[Sample], after: &[Sample]) -> bool {
-    let [before, after] = [before, after]
-        .map(|side| side.iter().map(|sample| &sample.engine).collect::<BTreeSet<_>>());
-    before == after || before.len() != 1 || after.len() != 1
+/// Reports whether configurations are separated by engine. If each side has a single engine and they
+/// differ, the comparison is between the engines, which requires `force`.
+pub fn separates_engines(sides: &[&[Sample]]) -> bool {
+    let engines = sides.iter().map(|side| side.iter().map(|sample| &sample.engine).collect());
+    let engines: Vec<BTreeSet<_>> = engines.collect();
+    engines.iter().all(|other| *other == engines[0])
+        || engines.iter().any(|engines| engines.len() != 1)
 }
 
 /// Returns the differences in provenance of all pairs, without duplicates. `without_host` limits

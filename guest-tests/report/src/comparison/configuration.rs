@@ -28,7 +28,7 @@ pub struct GroupKey {
 }
 
 /// Samples of one configuration on one side, over seeds and iterations.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Group<'a> {
     pub key: GroupKey,
     pub samples: Vec<&'a Sample>,
@@ -38,6 +38,13 @@ impl Group<'_> {
     /// Returns the samples of one phase in run order.
     pub fn of_phase<'b>(&'b self, phase: &'b AnyPhase) -> impl Iterator<Item = &'b Sample> {
         self.samples.iter().copied().filter(move |sample| sample.phase == *phase)
+    }
+
+    /// Returns the group with the samples of the selected phases only.
+    pub fn of_phases(&self, is_selected: impl Fn(&AnyPhase) -> bool) -> Self {
+        let samples = self.samples.iter().copied();
+        let samples = samples.filter(|sample| is_selected(&sample.phase)).collect();
+        Self { key: self.key.clone(), samples }
     }
 
     /// Returns the phases in execution order.
@@ -58,6 +65,26 @@ impl Group<'_> {
     ) -> Option<Spread> {
         let figures = self.of_phase(phase).filter_map(figure);
         Spread::new(figures.map(|figure| figure as f64))
+    }
+
+    /// Returns the spread over runs of a figure's sum over the phases of a run.
+    pub fn spread_of_sums(&self, figure: impl Fn(&Sample) -> Option<u64>) -> Option<Spread> {
+        let mut runs = BTreeMap::<(u64, u32), u64>::new();
+        for sample in &self.samples {
+            if let Some(figure) = figure(sample) {
+                *runs.entry((sample.seed, sample.iteration)).or_default() += figure;
+            }
+        }
+        Spread::new(runs.into_values().map(|sum| sum as f64))
+    }
+
+    /// Formats the setup and the engine for readers.
+    pub fn title(&self) -> String {
+        let (name, engine) = (self.key.setup.name(), &self.key.engine);
+        match *engine == self.key.setup.subject || name.is_empty() {
+            true => name,
+            false => format!("{name}, by {engine}"),
+        }
     }
 
     pub fn has_counters(&self) -> bool {

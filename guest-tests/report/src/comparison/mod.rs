@@ -14,6 +14,7 @@ mod build;
 mod configuration;
 mod growth;
 mod judgement;
+mod labelled_side;
 mod timer_tick;
 
 use std::collections::BTreeSet;
@@ -21,13 +22,14 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use thiserror::Error;
 
-pub use self::judgement::FailOn;
 pub(crate) use self::{
     configuration::{Configuration, Group, PhaseChange, SelectCounts, groups},
     growth::{Fit, Growth, Sweep, SweepParameter, sweeps},
     judgement::Judgement,
+    labelled_side::groups_of_sides,
     timer_tick::TICK_NS,
 };
+pub use self::{judgement::FailOn, labelled_side::LabelledSide};
 use crate::{
     judge::Verdict,
     provenance::{Difference, Side},

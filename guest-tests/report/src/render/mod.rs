@@ -3,7 +3,7 @@
 //! ([`json`], [`csv`], [`ktap`], [`benchstat`]).
 //!
 //! ```text
-//! number ─ columns ─┬─ text, html, export
+//! number ─ columns ─┬─ text, html, export, kernel_tables
 //!        sentences ─┘
 //! ```
 //!
@@ -12,6 +12,7 @@
 mod columns;
 mod export;
 mod html;
+mod kernel_tables;
 mod number;
 mod sentences;
 mod text;
@@ -21,5 +22,6 @@ pub use self::html::browser;
 pub use self::{
     export::{benchstat, csv, json, ktap},
     html::{BarGroup, bar_chart, html, page, single_kernel},
+    kernel_tables::{kernel_table, phase_table},
     text::{markdown, text},
 };

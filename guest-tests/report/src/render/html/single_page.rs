@@ -12,7 +12,7 @@ use super::{
 use crate::{
     comparison::{self, Group, SelectCounts},
     provenance::Side,
-    sample::{AnyPhase, Sample},
+    sample::{AnyPhase, COUNTER_SUMS, Sample},
     stats::Spread,
 };
 use granule_types::units::pluralize;
@@ -20,15 +20,6 @@ use granule_types::units::pluralize;
 /// Selectors of the kinds of counts; each count name belongs to one kind.
 const COUNT_KINDS: [SelectCounts; 3] =
     [|sample| &sample.events, |sample| &sample.gauges, |sample| &sample.counters];
-
-/// Column of a sum of counters: its heading, and a predicate that selects the counters.
-type CounterSum = (&'static str, fn(&str) -> bool);
-const COUNTER_SUMS: [CounterSum; 4] = [
-    ("guest aborts", |name| name == "guest_aborts"),
-    ("DC lines", |name| name.starts_with("DC C")),
-    ("IC", |name| name.starts_with("IC ")),
-    ("TLBI", |name| name.starts_with("TLBI ")),
-];
 
 /// Renders the page of one kernel's samples, which `command` repeats.
 pub fn single_kernel(samples: &[Sample], label: &str, command: Option<&str>) -> String {
@@ -51,14 +42,6 @@ pub fn single_kernel(samples: &[Sample], label: &str, command: Option<&str>) -> 
     page::page(&format!("Figures of {label}"), &render_template(&report))
 }
 
-fn group_name(group: &Group) -> String {
-    let name = group.key.setup.name();
-    match (group.key.engine == group.key.setup.subject, name.is_empty()) {
-        (false, false) => format!("{name}, by {}", group.key.engine),
-        _ => name,
-    }
-}
-
 fn time_spread(group: &Group, phase: &AnyPhase) -> Option<Spread> {
     Spread::new(group.of_phase(phase).map(|sample| sample.ns))
 }
@@ -72,7 +55,7 @@ fn phase_time_chart(group: &Group) -> Option<String> {
         })
     };
     let groups: Vec<BarGroup> = group.phases().into_iter().filter_map(lane).collect();
-    bar_chart(&group_name(group), "medians, all to one scale", &groups)
+    bar_chart(&group.title(), "medians, all to one scale", &groups)
 }
 
 fn spread_cell(unit: Unit, spread: Option<Spread>) -> String {
@@ -93,11 +76,7 @@ fn group_tables(group: &Group) -> ConfigurationTables {
         let time_cell = spread_cell(unit, Some(time));
         let mut row = vec![escape_html(phase.name()), time.runs.to_string(), time_cell];
         row.extend(sums.iter().map(|(_, belongs)| {
-            let sum = |sample: &Sample| {
-                let counters = sample.counters.iter();
-                Some(counters.filter(|(name, _)| belongs(name)).map(|(_, count)| count).sum())
-            };
-            spread_cell(Unit::Count, group.spread(phase, sum))
+            spread_cell(Unit::Count, group.spread(phase, |sample| sample.counter_sum(*belongs)))
         }));
         rows.push(row);
         for kind in COUNT_KINDS {
@@ -109,7 +88,7 @@ fn group_tables(group: &Group) -> ConfigurationTables {
         }
     }
     ConfigurationTables {
-        title: format!("{}; {}", group_name(group), pluralize(group.runs().len(), "run")),
+        title: format!("{}; {}", group.title(), pluralize(group.runs().len(), "run")),
         figures: page::table(&head, &rows),
         counts: (!counts.is_empty()).then(|| page::table(&["phase and count", "median"], &counts)),
     }
