@@ -3,8 +3,10 @@
 
 use std::path::PathBuf;
 
-use clap::ArgGroup;
-use granule_lab::{self as lab, HostPackages, LinuxVersion, Locations, Options, RunStatus};
+use granule_lab::{
+    self as lab, CommonOptions, GuestMatrix, HostPackages, Judgement, KernelOptions, LinuxVersion,
+    Locations, Matrix, Options, RunStatus, SelftestOptions,
+};
 
 use super::{CommandOutcome, CommandResult};
 
@@ -12,22 +14,51 @@ use super::{CommandOutcome, CommandResult};
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    group(ArgGroup::new("program").args(["test", "selftests", "guest", "fetch"])),
     after_help = "Times are virtual: one nanosecond an instruction, summed over all CPUs. They are \
                   exact and repeatable, but not hardware time.\n\nExit code: 0 done; 1 a job \
-                  failed, a phase is slower by more than --min-effect or selftest results differ; 2 \
-                  the run could not be completed."
+                  failed, a verdict of --fail-on occurs or selftest results differ; 2 the run could \
+                  not be completed."
 )]
 pub struct Args {
     #[command(subcommand)]
     command: Option<LabCommand>,
     #[command(flatten)]
-    options: Options,
+    common: CommonOptions,
+    #[command(flatten)]
+    matrix: Matrix,
+    #[command(flatten)]
+    judgement: Judgement,
 }
 
 /// Subcommands of `granule lab`.
 #[derive(Debug, clap::Subcommand)]
 enum LabCommand {
+    /// Run a tiny matrix: 4 vCPUs, 16M, 4K pages and hugetlb 2M, one seed; a regression is no
+    /// failure
+    Smoke {
+        #[command(flatten)]
+        common: CommonOptions,
+    },
+    /// Boot a Linux guest on each backing with `granule run`, and report aborts, CMOs, TLBIs and
+    /// times of the boot
+    Guest {
+        #[command(flatten)]
+        common: CommonOptions,
+        #[command(flatten)]
+        matrix: GuestMatrix,
+    },
+    /// Run the kernel's KVM selftests, and compare their verdicts
+    Selftests {
+        #[command(flatten)]
+        common: CommonOptions,
+        #[command(flatten)]
+        tests: SelftestOptions,
+    },
+    /// Fetch and unpack the source of the base, and print the path of its tree
+    Fetch {
+        #[command(flatten)]
+        kernels: KernelOptions,
+    },
     /// Build Debian packages of a host kernel with and without a series, for an arm64 server
     HostKernel(HostPackages),
     /// Check every series: list, subjects, application, checkpatch
@@ -54,9 +85,17 @@ enum LabCommand {
 
 /// Runs `granule lab`.
 pub fn run(args: Args) -> CommandResult {
-    let passed = match args.command {
-        None => lab::run(&args.options)? == RunStatus::Passed,
-        Some(LabCommand::HostKernel(options)) => {
+    let Some(command) = args.command else {
+        return execute(&Options::page_table_test(args.common, args.matrix, args.judgement));
+    };
+    match command {
+        LabCommand::Smoke { common } => return execute(&Options::smoke(common)),
+        LabCommand::Guest { common, matrix } => return execute(&Options::guest(common, matrix)),
+        LabCommand::Selftests { common, tests } => {
+            return execute(&Options::selftests(common, tests));
+        }
+        LabCommand::Fetch { kernels } => println!("{}", lab::fetch(&kernels)?.display()),
+        LabCommand::HostKernel(options) => {
             let packages = options.build()?;
             if !options.dry_run {
                 println!("To install, and to boot in turn (docs/hardware.md):");
@@ -64,17 +103,25 @@ pub fn run(args: Args) -> CommandResult {
             for package in packages {
                 println!("sudo apt-get install {}", package.display());
             }
-            true
         }
-        Some(LabCommand::CheckSeries { source, locations }) => {
-            lab::check_series(&locations.linux()?, &locations.cache()?, source.as_deref())?
+        LabCommand::CheckSeries { source, locations } => {
+            let (linux, cache) = (locations.linux()?, locations.cache()?);
+            if !lab::check_series(&linux, &cache, source.as_deref())? {
+                return Ok(CommandOutcome::Failed);
+            }
         }
-        Some(LabCommand::Patches { base, series, locations }) => {
+        LabCommand::Patches { base, series, locations } => {
             for path in lab::patches(&locations.linux()?, base, &series)? {
                 println!("{}", path.display());
             }
-            true
         }
-    };
-    Ok(if passed { CommandOutcome::Done } else { CommandOutcome::Failed })
+    }
+    Ok(CommandOutcome::Done)
+}
+
+fn execute(options: &Options) -> CommandResult {
+    Ok(match lab::run(options)? {
+        RunStatus::Passed => CommandOutcome::Done,
+        RunStatus::Failed => CommandOutcome::Failed,
+    })
 }

@@ -39,7 +39,6 @@ fn assert_refused(arguments: &[&str], message: &str) -> String {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
     assert!(error.contains(message), "{error}");
-    assert!(output.stdout.is_empty());
     error
 }
 
@@ -59,8 +58,8 @@ fn unusable_inputs_are_refused_in_one_line() {
         (&["--base", "4.9"], "unknown series 'stage2-fault-path' for Linux 4.9"),
         (&["--config", &foreign], "is not an arm64 configuration"),
         (&["--config", &no_kvm], "has no CONFIG_KVM=y"),
-        (&["--config", &config, "--source", empty], "is not a Linux source tree"),
-        (&["--config", &config, "--source", &other], "is Linux 5.11, but the series is for 5.10"),
+        (&["--config", &config, "--source", empty], "is not a Linux source"),
+        (&["--config", &config, "--source", &other], "is Linux 5.11, --base is 5.10"),
         (
             &["--config", &config, "--source", &built],
             "contains build results: set a clean tree with --source",
@@ -103,11 +102,15 @@ fn both_kernels_differ_only_in_the_series() {
     let patches = list.lines().filter(|line| line.ends_with(".patch")).count();
     assert!(patches > 0);
     assert_eq!(count(&both, "bindeb-pkg"), 2);
-    assert_eq!(count(&both, "--strip=1"), patches);
-    assert_eq!((count(&plain, "--strip=1"), count(&plain, "-j3 bindeb-pkg")), (0, 1), "{plain}");
-    assert_eq!(count(&series, "--strip=1"), patches);
-    // A build of both kernels creates the output directory once.
-    let (_, series) = series.split_once('\n').unwrap();
+    assert_eq!(count(&both, "apply --cached"), patches);
+    assert_eq!(
+        (count(&plain, "apply --cached"), count(&plain, "-j3 bindeb-pkg")),
+        (0, 1),
+        "{plain}"
+    );
+    assert_eq!(count(&series, "apply --cached"), patches);
+    // A build of both kernels opens the source and creates the output directory once.
+    let (_, series) = series.split_once(&format!("mkdir -p {}\n", out.display())).unwrap();
     let jobs = both.split_whitespace().find(|word| word.starts_with("-j")).unwrap();
     assert_eq!(both, plain.replace("-j3", jobs) + series);
     assert!(!out.exists(), "a dry run creates nothing");

@@ -87,7 +87,7 @@ fn limit_checks(limits: &HostLimits, is_arm64: bool) -> Vec<Check> {
             (true, None) => check(controller, Status::Warn, "KVM has no GIC")
                 .with_remedy("granule run cannot boot guests here; granule bench works"),
             (false, _) => check("granule run", Status::Warn, "this machine is not arm64")
-                .with_remedy("use granule bench here; scripts/lab --guest boots guests anywhere"),
+                .with_remedy("use granule bench here; scripts/lab guest boots guests anywhere"),
         },
     ]
 }

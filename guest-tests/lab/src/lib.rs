@@ -56,7 +56,10 @@ use self::{
 pub use self::{
     host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
-    options::{HostOptions, KernelOptions, Locations, Matrix, Options, OutputOptions, TestProgram},
+    options::{
+        CommonOptions, GuestMatrix, HostOptions, Judgement, KernelOptions, Locations, Matrix,
+        Options, OutputOptions, SelftestOptions, TestProgram, Workload,
+    },
     report::RunStatus,
     values::{BuildSetting, LinuxVersion, MakeVariable, PageSize, Revisions},
 };
@@ -110,21 +113,23 @@ pub fn patches(linux: &Path, base: LinuxVersion, series: &str) -> Result<Vec<Pat
     Ok(patches.into_iter().map(|patch| patch.path).collect())
 }
 
-/// Executes a run and publishes its report. With `--fetch`, only fetches and unpacks the source,
-/// and prints the path of its tree.
+/// Fetches and unpacks the source of the base, and returns its tree.
+///
+/// # Errors
+/// The source is not available.
+pub fn fetch(kernels: &KernelOptions) -> Result<PathBuf, LabError> {
+    kernel::fetch(Shell::new(false), &kernels.locations.cache()?, kernels)
+}
+
+/// Executes a run and publishes its report.
 ///
 /// # Errors
 /// A requirement is missing, a kernel cannot be built, or no results can be compared.
 pub fn run(options: &Options) -> Result<RunStatus, LabError> {
-    let Options { kernels, matrix, host, output } = options;
+    let CommonOptions { kernels, host, output } = &options.common;
     let dry = output.dry_run;
     let shell = Shell::new(dry);
     let paths = Paths::new(options)?;
-    if kernels.fetch {
-        let tree = kernel::fetch(shell, &paths.cache, kernels)?;
-        report::print(&format!("{}\n", tree.display()))?;
-        return Ok(RunStatus::Passed);
-    }
     let progress = Progress::new(dry);
     check_programs(&paths, dry)?;
     let emulator = match emulator::version(&host.qemu) {
@@ -155,22 +160,22 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
     };
     let results = queue.run(&built, &jobs);
     if dry {
-        if matches!(matrix.test(), TestProgram::Bench | TestProgram::KernelPageTableTest) {
+        if options.workload.has_records() {
             comparison::print_commands(&run_directory, &built)?;
         }
         return Ok(RunStatus::Passed);
     }
     let run = RunInfo { kernels: &built, jobs: &jobs, emulator: &executor.emulator_version };
-    let status = match matrix.test() {
-        TestProgram::Selftests => {
+    let status = match &options.workload {
+        Workload::Selftests(_) => {
             progress.finish();
             selftest_report::report(&run_directory, run, results)?
         }
-        TestProgram::Guest => {
+        Workload::Guest(_) => {
             progress.finish();
             guest_boot_report::report(&run_directory, run, results)?
         }
-        TestProgram::Bench | TestProgram::KernelPageTableTest => {
+        Workload::PageTableTest(_) => {
             let failed = run_directory.write_records(&built, &jobs, results, &progress)?;
             progress.finish();
             match comparison::compare(options, &run_directory, &built)? {

@@ -19,7 +19,10 @@ use crate::{
     },
     jobs::guest::LinuxGuest,
     kernel::selftests::Invocation,
-    options::{HostOptions, Options, TestProgram},
+    options::{
+        GUEST_BACKINGS, GuestMatrix, HostOptions, Matrix, Options, TEST_BACKINGS, TestProgram,
+        Workload,
+    },
 };
 
 /// Smallest page size that must be reserved at boot.
@@ -28,6 +31,8 @@ const GIGANTIC_PAGE: u64 = 1 << 30;
 const DEFAULT_HUGE_PAGE: u64 = 2 << 20;
 /// Virtual seconds after which a test is killed. They pass immediately while all CPUs are idle.
 const DEADLINE_SECONDS: u64 = 3600;
+/// CPUs of the emulated host of a selftest.
+const SELFTEST_CPUS: u32 = 4;
 
 /// One boot and its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,19 +54,21 @@ type HugePagePools = BTreeMap<u64, u64>;
 
 /// Returns the jobs of a run. `tests` are the tests to run from the kernel tree.
 pub fn jobs(options: &Options, tests: &[Invocation]) -> Vec<PlannedJob> {
-    let matrix = &options.matrix;
-    match matrix.test() {
-        TestProgram::Selftests => {
-            tests.iter().map(|(path, arguments)| selftest(options, path, arguments)).collect()
+    let host = &options.common.host;
+    match &options.workload {
+        Workload::Selftests(_) => {
+            tests.iter().map(|(path, arguments)| selftest(host, path, arguments)).collect()
         }
-        TestProgram::Guest => {
-            matrix.combinations(|backing, vcpus, seed| guest_boot(options, backing, vcpus, seed))
+        Workload::Guest(matrix) => {
+            matrix.load.combinations(GUEST_BACKINGS, |backing, vcpus, seed| {
+                guest_boot(host, matrix, backing, vcpus, seed)
+            })
         }
-        TestProgram::Bench | TestProgram::KernelPageTableTest => {
+        Workload::PageTableTest(matrix) => {
             let program = tests.first().map(|(path, _)| path);
-            let job =
-                |backing, vcpus, seed| page_table_test(options, program, backing, vcpus, seed);
-            matrix.combinations(job)
+            matrix.load.combinations(TEST_BACKINGS, |backing, vcpus, seed| {
+                page_table_test(host, matrix, program, backing, vcpus, seed)
+            })
         }
     }
 }
@@ -107,7 +114,8 @@ pub fn machine(host: &HostOptions, cpus: u32, memory: Bytes) -> EmulatedMachine 
 
 /// Returns the job that runs `granule bench` or the kernel's page-table test.
 fn page_table_test(
-    Options { matrix, host, .. }: &Options,
+    host: &HostOptions,
+    matrix: &Matrix,
     program: Option<&PathBuf>,
     backing: Backing,
     vcpus: u32,
@@ -115,9 +123,9 @@ fn page_table_test(
 ) -> PlannedJob {
     // 64M takes seconds of emulation.
     let default = Bytes(hugetlb_page_size(backing).unwrap_or(0).max(Bytes::mib(64).0));
-    let memory = matrix.memory_size().unwrap_or(default);
+    let memory = matrix.load.size.unwrap_or(default);
     let pools = huge_page_pools(backing, memory);
-    let is_kernel_test = matrix.test() != TestProgram::Bench;
+    let is_kernel_test = matrix.test != TestProgram::Bench;
     let mut argv: Vec<String> = if is_kernel_test {
         vec![KERNEL_TEST_PATH.to_owned()]
     } else {
@@ -148,14 +156,15 @@ fn page_table_test(
 }
 
 fn guest_boot(
-    Options { matrix, host, .. }: &Options,
+    host: &HostOptions,
+    matrix: &GuestMatrix,
     backing: Backing,
     vcpus: u32,
     seed: u64,
 ) -> PlannedJob {
     let files = matrix.distribution.as_deref();
     let guest = files.map_or_else(LinuxGuest::with_host_kernel, LinuxGuest::distribution);
-    let memory = matrix.memory_size().unwrap_or(guest.default_memory);
+    let memory = matrix.load.size.unwrap_or(guest.default_memory);
     let memory =
         hugetlb_page_size(backing).map_or(memory, |page| Bytes(memory.0.next_multiple_of(page)));
     let pools = huge_page_pools(backing, memory);
@@ -168,7 +177,7 @@ fn guest_boot(
         .chain(["--memory".to_owned(), format!("{memory},backing={backing}")])
         .chain(["--vcpus".to_owned(), vcpus.to_string()])
         .chain(["--stats".to_owned(), RESULTS_PATH.to_owned()])
-        .chain(matrix.bench_arg.iter().cloned());
+        .chain(matrix.run_arg.iter().cloned());
     let name = format!("guest-{backing}-{memory}-{vcpus}v-seed{seed}");
     let host_memory = Bytes(host_memory(memory, &pools).0 + guest.memory_of_files().0);
     let machine = (vcpus.max(2), host_memory);
@@ -180,12 +189,12 @@ fn guest_boot(
     planned
 }
 
-fn selftest(options: &Options, program: &Path, arguments: &[String]) -> PlannedJob {
+/// Returns the job that runs a selftest.
+pub fn selftest(host: &HostOptions, program: &Path, arguments: &[String]) -> PlannedJob {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let vcpus = options.matrix.vcpus.first().copied().unwrap_or(4);
     let pools = HugePagePools::from([(DEFAULT_HUGE_PAGE, 64)]);
     let argv = [&[KERNEL_TEST_PATH.to_owned()], arguments].concat();
-    let mut planned = PlannedJob::new(&options.host, name, (vcpus, Bytes::gib(4)), argv, pools);
+    let mut planned = PlannedJob::new(host, name, (SELFTEST_CPUS, Bytes::gib(4)), argv, pools);
     planned.kernel_test = Some(program.to_owned());
     planned
 }
@@ -240,14 +249,31 @@ pub mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::options::{CommonOptions, Judgement};
 
+    /// Returns the options of a command line: `lab OPTIONS`, `guest OPTIONS`.
     pub fn options(line: &str) -> Options {
         #[derive(Debug, Parser)]
-        struct LabArgs {
+        struct TestArgs {
             #[command(flatten)]
-            options: Options,
+            common: CommonOptions,
+            #[command(flatten)]
+            matrix: Matrix,
         }
-        LabArgs::parse_from(line.split_whitespace()).options
+        #[derive(Debug, Parser)]
+        struct GuestArgs {
+            #[command(flatten)]
+            common: CommonOptions,
+            #[command(flatten)]
+            matrix: GuestMatrix,
+        }
+        let words = || line.split_whitespace();
+        if line.starts_with("guest") {
+            let GuestArgs { common, matrix } = GuestArgs::parse_from(words());
+            return Options::guest(common, matrix);
+        }
+        let TestArgs { common, matrix } = TestArgs::parse_from(words());
+        Options::page_table_test(common, matrix, Judgement::default())
     }
 
     fn names(jobs: &[PlannedJob]) -> Vec<&str> {
@@ -288,7 +314,7 @@ pub mod tests {
 
     #[test]
     fn each_guest_boot_has_a_pool_for_the_rounded_memory() {
-        let jobs = jobs(&options("lab --guest -s 4k -s thp -s 1g -v 2 --seeds 1"), &[]);
+        let jobs = jobs(&options("guest -s 4k -s thp -s 1g -v 2 --seeds 1"), &[]);
 
         let expected = [
             "guest-anonymous-128M-2v-seed0",

@@ -96,6 +96,8 @@ impl HostPackages {
             check_tools(cross)?;
         }
         let config = self.configuration()?;
+        let _lock = super::lock_cache(shell, &cache)?;
+        let source = open_base(shell, &cache, &self.kernels())?;
         let out = absolute(&self.out)?;
         shell.create_dir(&out)?;
         let mut packages = Vec::new();
@@ -109,7 +111,7 @@ impl HostPackages {
             let tree = directory.join("linux");
             shell.remove_dir(&directory)?;
             shell.create_dir(&directory)?;
-            self.copy_source(shell, &cache, patches, &tree)?;
+            copy_source(shell, &source, patches, &tree)?;
             self.compile(shell, (name, &directory), &config, cross)?;
             packages.extend(image_packages(&directory));
         }
@@ -141,27 +143,12 @@ impl HostPackages {
         Ok((path, text))
     }
 
-    /// Copies the source with patches. Locks the cache, because runs of the lab switch its tree.
-    fn copy_source(
-        &self,
-        shell: Shell,
-        cache: &Path,
-        patches: &[Patch],
-        to: &Path,
-    ) -> Result<(), LabError> {
-        let _lock = super::lock_cache(shell, cache)?;
-        let kernels = KernelOptions {
+    fn kernels(&self) -> KernelOptions {
+        KernelOptions {
             base: Some(self.base),
             source: self.source.clone(),
             ..KernelOptions::default()
-        };
-        let Source { repository, base, .. } = open_base(shell, cache, &kernels)?;
-        let files: Vec<PathBuf> = patches.iter().map(|patch| patch.path.clone()).collect();
-        let checkout = repository.switch_to(&repository.apply(&base, &files)?)?;
-        let copy = Command::new("copying the source", "cp")
-            .args(["-a", "--reflink=auto"])
-            .args([&checkout.path, to]);
-        Ok(shell.run(&copy)?)
+        }
     }
 
     /// Configures and builds the packages, without the distribution's signing keys, which are not
@@ -209,6 +196,21 @@ impl HostPackages {
         let jobs = self.jobs.map_or_else(|| parallel_jobs().to_string(), |jobs| jobs.to_string());
         make("building the packages", &[&format!("-j{jobs}"), "bindeb-pkg"])
     }
+}
+
+/// Copies the source with patches. The caller holds the lock of the cache, whose tree changes.
+fn copy_source(
+    shell: Shell,
+    Source { repository, base, .. }: &Source,
+    patches: &[Patch],
+    to: &Path,
+) -> Result<(), LabError> {
+    let files: Vec<PathBuf> = patches.iter().map(|patch| patch.path.clone()).collect();
+    let checkout = repository.switch_to(&repository.apply(base, &files)?)?;
+    let copy = Command::new("copying the source", "cp")
+        .args(["-a", "--reflink=auto"])
+        .args([&checkout.path, to]);
+    Ok(shell.run(&copy)?)
 }
 
 fn refuse<T>(reason: impl Into<String>) -> Result<T, LabError> {

@@ -37,7 +37,7 @@ use self::{
 use crate::{
     LabError,
     command::CommandError,
-    options::{KernelOptions, Options, Paths, TestProgram},
+    options::{KernelOptions, Options, Paths, TestProgram, Workload},
     progress::Progress,
     shell::{Shell, absolute},
 };
@@ -72,9 +72,13 @@ pub fn prepare(
     paths: &Paths,
     progress: &Progress,
 ) -> Result<(Vec<Kernel>, Vec<Invocation>), LabError> {
-    let images = &options.kernels.images;
-    let test = options.matrix.test();
-    let has_kernel_test = matches!(test, TestProgram::KernelPageTableTest | TestProgram::Selftests);
+    let kernels = &options.common.kernels;
+    let images = &kernels.images;
+    let has_kernel_test = match &options.workload {
+        Workload::PageTableTest(matrix) => matrix.test == TestProgram::KernelPageTableTest,
+        Workload::Selftests(_) => true,
+        Workload::Guest(_) => false,
+    };
     if !images.is_empty() && !has_kernel_test {
         return Ok((open_images(images)?, Vec::new()));
     }
@@ -84,7 +88,7 @@ pub fn prepare(
         false => Vec::new(),
     };
     let kernels = match images.as_slice() {
-        [] => build_kernels(shell, &options.kernels, paths, progress)?,
+        [] => build_kernels(shell, kernels, paths, progress)?,
         images => open_images(images)?,
     };
     Ok((kernels, tests))
@@ -92,18 +96,19 @@ pub fn prepare(
 
 fn build_tests(
     shell: Shell,
-    Options { kernels, matrix, .. }: &Options,
+    options: &Options,
     cache: &Path,
     progress: &Progress,
 ) -> Result<Vec<Invocation>, LabError> {
-    let (suite, invocations) = match matrix.test() {
-        TestProgram::KernelPageTableTest => {
-            let program = PathBuf::from(selftests::PAGE_TABLE_TEST);
-            (&selftests::LINUX_6_1, vec![(program, Vec::new())])
+    let kernels = &options.common.kernels;
+    let (suite, invocations) = match &options.workload {
+        Workload::Selftests(requested) => {
+            let suite = selftests::suite_for_base(kernels.base);
+            (suite, suite.invocations(&requested.tests)?)
         }
         _ => {
-            let suite = selftests::suite_for_base(kernels.base);
-            (suite, suite.invocations(&matrix.selftest)?)
+            let program = PathBuf::from(selftests::PAGE_TABLE_TEST);
+            (&selftests::LINUX_6_1, vec![(program, Vec::new())])
         }
     };
     progress.start_stage(format!("tests of Linux {}", suite.version));

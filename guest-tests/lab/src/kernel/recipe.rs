@@ -334,7 +334,7 @@ mod tests {
         let options = options(&format!("lab --cache {} {line}", directory.path().display()));
         let paths = Paths::new(&options).unwrap();
 
-        let book = RecipeBook::new(Shell::new(false), &paths, &options.kernels)?;
+        let book = RecipeBook::new(Shell::new(false), &paths, &options.common.kernels)?;
 
         let hash = |text: &str| {
             let is_hash =

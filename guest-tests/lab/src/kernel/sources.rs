@@ -36,9 +36,15 @@ pub struct Source {
     pub base: TreeId,
     /// Origin, for messages: a package, a path, or a path and a commit.
     pub description: String,
+    /// Version of a directory whose files a dry run does not import.
+    version_of_directory: Option<LinuxVersion>,
 }
 
 impl Source {
+    const fn new(repository: Repository, base: TreeId, description: String) -> Self {
+        Self { repository, base, description, version_of_directory: None }
+    }
+
     /// Opens Debian's source of a version.
     pub fn open_package(
         shell: Shell,
@@ -60,13 +66,23 @@ impl Source {
             return Self::open_file(shell, &cache.join("sources").join(id), &path);
         }
         check_linux(&path, |file| path.join(file).exists())?;
+        let makefile = String::from_utf8_lossy(&shell::read(&path.join("Makefile"))?).into_owned();
         let directory = cache.join("sources").join(path_id(&path));
         // The files of a Git work tree are those of its commit and new ones; build results are not.
         let objects = path.join(".git").exists().then(|| object_directory(&path)).transpose()?;
+        if objects.is_none() && path.join("vmlinux").exists() {
+            return Err(LabError::Unusable(format!(
+                "{} contains build results: set a clean tree with --source",
+                path.display()
+            )));
+        }
         let commit = objects.as_ref().map(|_| UserTree(&path).commit("HEAD")).transpose()?;
         let repository = Repository::open(shell, &directory, objects.as_deref())?;
         let base = repository.add_directory(&path, commit.map(|commit| commit.tree).as_ref())?;
-        Ok(Self { repository, base, description: path.display().to_string() })
+        Ok(Self {
+            version_of_directory: LinuxVersion::of_makefile(&makefile),
+            ..Self::new(repository, base, path.display().to_string())
+        })
     }
 
     /// Opens the repository that `--git` sets, with the tree of a commit as its base.
@@ -83,7 +99,7 @@ impl Source {
         let description = path.display().to_string();
         let exists = |file: &str| repository.has_entry(&base, file);
         check_linux(&path, exists)?;
-        Ok(Self { repository, base, description })
+        Ok(Self::new(repository, base, description))
     }
 
     /// Unpacks and imports a package or a tarball, unless it is in the cache.
@@ -92,7 +108,7 @@ impl Source {
         let base_file = directory.join("base");
         if let Ok(base) = fs::read_to_string(&base_file) {
             let repository = Repository::open(shell, directory, None)?;
-            return Ok(Self { repository, base: TreeId::new(&base), description });
+            return Ok(Self::new(repository, TreeId::new(&base), description));
         }
         shell.remove_dir(directory)?;
         let unpacked = unpack(shell, directory, file)?;
@@ -109,16 +125,17 @@ impl Source {
         shell.rename(&index.join("added.index"), &index.join("index"))?;
         shell.remove_dir(&directory.join("partial"))?;
         shell.write(&base_file, base.to_string())?;
-        Ok(Self { repository, base, description })
+        Ok(Self::new(repository, base, description))
     }
 
     /// Returns the Linux version of a tree of this source; `None` in a dry run without the source.
     pub fn version(&self, tree: &TreeId) -> Result<Option<LinuxVersion>, LabError> {
-        if tree.is_placeholder() {
-            return Ok(None);
-        }
-        let makefile = self.repository.read_file(tree, "Makefile")?;
-        let version = LinuxVersion::of_makefile(&makefile);
+        let version = if tree.is_placeholder() {
+            let Some(version) = self.version_of_directory else { return Ok(None) };
+            Some(version)
+        } else {
+            LinuxVersion::of_makefile(&self.repository.read_file(tree, "Makefile")?)
+        };
         let version = version.ok_or_else(|| not_linux(&self.description))?;
         if version < LinuxVersion::OLDEST {
             return Err(LabError::Unusable(format!(
@@ -138,16 +155,19 @@ pub fn open_base(shell: Shell, cache: &Path, kernels: &KernelOptions) -> Result<
         let version = kernels.base.unwrap_or(KernelOptions::DEFAULT_BASE);
         return Source::open_package(shell, cache, version, kernels.suite.as_deref());
     };
-    let source = Source::open_path(shell, cache, path)?;
-    let found = source.version(&source.base)?;
-    if let (Some(found), Some(base)) = (found, kernels.base)
-        && found != base
-    {
-        return Err(LabError::Unusable(format!(
+    let check = |found: Option<LinuxVersion>| match (found, kernels.base) {
+        (Some(found), Some(base)) if found != base => Err(LabError::Unusable(format!(
             "--source {} is Linux {found}, --base is {base}: set one of them to the other's version",
             path.display()
-        )));
+        ))),
+        _ => Ok(()),
+    };
+    // The version of a directory is checked before its files are imported.
+    if let Ok(makefile) = fs::read_to_string(path.join("Makefile")) {
+        check(LinuxVersion::of_makefile(&makefile))?;
     }
+    let source = Source::open_path(shell, cache, path)?;
+    check(source.version(&source.base)?)?;
     Ok(source)
 }
 

@@ -2,7 +2,7 @@
 //! Compares the kernels of a run: the last with the first and, with more than two kernels, each
 //! with its predecessor.
 
-use granule_report::{Comparison, LabelledSide, Verdict, command_line, input, render};
+use granule_report::{Comparison, LabelledSide, command_line, input, render};
 
 use crate::{
     LabError,
@@ -37,9 +37,9 @@ pub fn compare(
         }
         let settings = granule_report::ComparisonOptions {
             labels: Some(pair.map(|kernel| kernel.name.clone())),
-            min_effect: Some(options.output.min_effect / 100.0),
+            min_effect: options.judgement.min_effect(),
             // Commits may be of different versions, which the report then names.
-            is_forced: options.kernels.git.is_some(),
+            is_forced: options.common.kernels.git.is_some(),
             command: Some(command_line()),
             ..granule_report::ComparisonOptions::default()
         };
@@ -49,7 +49,7 @@ pub fn compare(
         report.push('\n');
         let page = render::html(&comparison);
         if index == whole_series {
-            if !options.matrix.smoke && comparison.count(Verdict::Regression) > 0 {
+            if options.judgement.fail_on.is_failure(&comparison) {
                 status = RunStatus::Failed;
             }
             html = Some(page);

@@ -201,7 +201,7 @@ mod tests {
 
     /// Returns text, status and HTML of a report on two guests and two kernels, with a failed boot.
     fn report_with_failure() -> (String, RunStatus, String) {
-        let jobs = &matrix::jobs(&options("lab --guest -s 4k -s 2m -v 1 --seeds 1"), &[]);
+        let jobs = &matrix::jobs(&options("guest -s 4k -s 2m -v 1 --seeds 1"), &[]);
         let kernels =
             ["base", "series"].map(|name| Kernel::placeholder(name.to_owned(), "Image".into()));
         let run = RunInfo { kernels: &kernels, jobs, emulator: "QEMU 7.2" };

@@ -226,8 +226,9 @@ mod tests {
 
     /// Returns the report of four tests on two kernels, with a differing verdict if `differing`.
     fn sample(differing: bool) -> String {
-        let tests = ["a_test", "b_test", "c_test", "d_test"].map(|name| (name.into(), Vec::new()));
-        let jobs = matrix::jobs(&options("lab --selftests"), &tests);
+        let tests = ["a_test", "b_test", "c_test", "d_test"];
+        let jobs =
+            tests.map(|name| matrix::selftest(&options("lab").common.host, name.as_ref(), &[]));
         let kernel = |name: &str, patches: u32| Kernel {
             series: Some(vec![Series { name: name.to_owned(), patches }]),
             ..Kernel::placeholder(name.to_owned(), "Image".into())

@@ -23,7 +23,7 @@ pub struct GuestVcpus {
 
 fn unsupported_error() -> KvmError {
     KvmError::Unsupported(
-        "`granule run` boots arm64 guests and needs an arm64 host with KVM; `granule lab --guest` \
+        "`granule run` boots arm64 guests and needs an arm64 host with KVM; `granule lab guest` \
          runs it on an emulated host"
             .to_owned(),
     )

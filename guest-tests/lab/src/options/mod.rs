@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Options of `granule lab`: kernels, jobs on each kernel, the emulated host, output.
+
+mod host;
+mod kernels;
+mod workload;
+
+use std::{
+    env,
+    path::{Path, PathBuf, absolute},
+};
+
+use clap::{builder::RangedI64ValueParser, value_parser};
+use granule_report::FailOn;
+use granule_types::units::parse_percentage;
+
+use crate::LabError;
+
+pub use self::{
+    host::HostOptions,
+    kernels::KernelOptions,
+    workload::{GuestMatrix, Matrix, SelftestOptions, TestProgram, Workload},
+};
+pub(crate) use workload::{GUEST_BACKINGS, TEST_BACKINGS};
+
+/// A run: kernels, the jobs on each, and what becomes of the results.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub(crate) common: CommonOptions,
+    pub(crate) workload: Workload,
+    pub(crate) judgement: Judgement,
+}
+
+impl Options {
+    /// Returns a run of the page-table test.
+    pub const fn page_table_test(
+        common: CommonOptions,
+        matrix: Matrix,
+        judgement: Judgement,
+    ) -> Self {
+        Self { common, workload: Workload::PageTableTest(matrix), judgement }
+    }
+
+    /// Returns a run of a tiny matrix, in which no regression is a failure.
+    pub fn smoke(common: CommonOptions) -> Self {
+        let judgement = Judgement { fail_on: FailOn::Never, ..Judgement::default() };
+        Self::page_table_test(common, Matrix::smoke(), judgement)
+    }
+
+    /// Returns boots of a Linux guest.
+    pub fn guest(common: CommonOptions, matrix: GuestMatrix) -> Self {
+        Self { common, workload: Workload::Guest(matrix), judgement: Judgement::default() }
+    }
+
+    /// Returns a run of the kernel's KVM selftests.
+    pub fn selftests(common: CommonOptions, tests: SelftestOptions) -> Self {
+        Self { common, workload: Workload::Selftests(tests), judgement: Judgement::default() }
+    }
+}
+
+/// Options of every run.
+#[derive(Debug, Clone, clap::Args)]
+pub struct CommonOptions {
+    #[command(flatten)]
+    pub(crate) kernels: KernelOptions,
+    #[command(flatten)]
+    pub(crate) host: HostOptions,
+    #[command(flatten)]
+    pub(crate) output: OutputOptions,
+}
+
+/// Output of a run.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Output")]
+pub struct OutputOptions {
+    /// Run directory [default: the next unused one below lab-runs]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the run as shell and execute nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// Judgement of a comparison.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Output")]
+pub struct Judgement {
+    /// Smallest slowdown of a phase that is a regression [default: 3]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
+    min_effect: Option<f64>,
+    /// Verdict for which the exit code is 1
+    #[arg(long, value_enum, value_name = "VERDICT", default_value_t)]
+    pub(crate) fail_on: FailOn,
+}
+
+impl Judgement {
+    /// Returns the smallest ratio of a slowdown that is a regression; `None` selects the default.
+    pub(crate) fn min_effect(&self) -> Option<f64> {
+        self.min_effect.map(|percent| percent / 100.0)
+    }
+}
+
+/// The repository and the cache.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Locations {
+    /// Repository [default: $GRANULE_ROOT, or the one that contains the current directory or this
+    /// program]
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// Directory for sources, objects and kernels [default: $XDG_CACHE_HOME/granule]
+    #[arg(long, value_name = "DIR", env = "GRANULE_CACHE")]
+    cache: Option<PathBuf>,
+}
+
+impl Locations {
+    /// Returns `stage2/linux` of the repository.
+    ///
+    /// # Errors
+    /// No repository is found.
+    pub fn linux(&self) -> Result<PathBuf, LabError> {
+        let variable = || env::var_os("GRANULE_ROOT").map(PathBuf::from);
+        if let Some(root) = self.root.clone().or_else(variable) {
+            return Ok(absolute(root.join("stage2/linux"))?);
+        }
+        env::current_dir()?
+            .ancestors()
+            .chain(env::current_exe()?.ancestors())
+            .map(|directory| directory.join("stage2/linux"))
+            .find(|linux| linux.join("config/lab.config").is_file())
+            .ok_or_else(|| LabError::Unusable("no repository found: set it with --root".into()))
+    }
+
+    /// Returns the path of the cache.
+    ///
+    /// # Errors
+    /// Neither `--cache` nor the environment sets a directory.
+    pub fn cache(&self) -> Result<PathBuf, LabError> {
+        let home = |variable: &str| {
+            env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+        };
+        let cache = (self.cache.clone())
+            .or_else(|| Some(home("XDG_CACHE_HOME")?.join("granule")))
+            .or_else(|| Some(home("HOME")?.join(".cache/granule")));
+        match cache {
+            Some(cache) => Ok(absolute(cache)?),
+            None => {
+                let reason = "no cache directory found: set it with --cache";
+                Err(LabError::Unusable(reason.to_owned()))
+            }
+        }
+    }
+}
+
+/// Paths of a run.
+#[derive(Debug)]
+pub(crate) struct Paths {
+    /// Directory of the repository's series and configuration fragments.
+    pub linux: PathBuf,
+    pub init: PathBuf,
+    pub plugin: PathBuf,
+    /// Cache of sources, objects and kernels.
+    pub cache: PathBuf,
+    pub out: PathBuf,
+}
+
+impl Paths {
+    /// Returns the paths of a run. By default, `init` and plugin are beside this program.
+    pub fn new(options: &Options) -> Result<Self, LabError> {
+        let CommonOptions { kernels, host, output } = &options.common;
+        let program = env::current_exe()?;
+        let built = program.parent().unwrap_or(Path::new(""));
+        let target = built.parent().unwrap_or(Path::new(""));
+        let or =
+            |path: &Option<PathBuf>, default: PathBuf| absolute(path.clone().unwrap_or(default));
+        let next = || {
+            (1..)
+                .map(|number| PathBuf::from(format!("lab-runs/{}-{number:03}", kernels.run_name())))
+                .find(|path| !path.exists())
+        };
+        Ok(Self {
+            linux: kernels.locations.linux()?,
+            init: or(&host.init, target.join("aarch64-unknown-linux-musl/release/granule"))?,
+            plugin: or(&host.plugin, built.join("libgranule_qemu_plugin.so"))?,
+            cache: kernels.locations.cache()?,
+            out: output.out.clone().or_else(next).unwrap_or_else(|| "lab-runs".into()),
+        })
+    }
+}
+
+/// Returns the parser of a CPU count, up to the maximum of the lab's kernels.
+fn cpu_count_parser() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..=256)
+}
