@@ -21,7 +21,7 @@ impl fmt::Display for LoggingMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.dirty_log.to_possible_value();
         f.write_str(name.as_ref().map_or("", |name| name.get_name()))?;
-        self.eager_split.map_or(Ok(()), |chunk| write!(f, ", eager split {chunk}"))
+        self.eager_split.map_or(Ok(()), |chunk| write!(f, " + split {chunk}"))
     }
 }
 
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(left_out[0], LeftOut::new("eager split", "needs Linux 6.5"));
         assert_eq!(left_out[1], LeftOut::new("ring", "no dirty rings"));
         assert_eq!(split.len(), 6);
-        assert_eq!(split[1].to_string(), "plain, eager split 2M");
+        assert_eq!(split[1].to_string(), "plain + split 2M");
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod sweep;
 
 use std::{
     error::Error,
-    fs,
+    fs::{self, OpenOptions},
     io::{self, Write as _},
     num::NonZeroU32,
     path::{Path, PathBuf},
@@ -23,10 +23,7 @@ use std::{
 };
 
 use granule_report::results::RecordWriter;
-use granule_types::{
-    record::Record,
-    units::{Bytes, parse_nonzero_size, pluralize},
-};
+use granule_types::units::{Bytes, parse_nonzero_size, pluralize};
 use granule_vmm::{
     arch::{host::explain_missing_driver, vm::host_limits},
     kvm::{self, KvmError},
@@ -90,6 +87,8 @@ enum AdviseError {
          available: use a smaller size"
     )]
     TooLarge { size: Bytes, needed: u64, available: u64 },
+    #[error("--json {path}: the file cannot be written", path = path.display())]
+    Output { path: PathBuf, source: io::Error },
     #[error("the page sizes of this host cannot be read")]
     HostPages(#[from] MemoryError),
 }
@@ -107,18 +106,22 @@ pub fn run(args: Args) -> CommandResult {
     let candidates = candidates(&backings, &modes);
     let common = args.bench_arguments();
 
+    if let Some(path) = &args.json {
+        check_output(path)?;
+    }
     let start = Instant::now();
     let mut result = args.sweep(&candidates, &common)?;
     left_out.append(&mut result.left_out);
-    if let Some(path) = &args.json {
-        write_records(path, &result.records)?;
-    }
     let ranking = rank(&result.measurements, pages.base_page_size);
     let text = args.report(&ranking, &result, start.elapsed(), &left_out);
     if args.json.as_deref() == Some(Path::new("-")) {
         io::stderr().write_all(text.as_bytes())?;
     } else {
         write_stdout(&text)?;
+    }
+    if let Some(path) = &args.json {
+        let mut writer = RecordWriter::create(path, result.records.len() as u64)?;
+        result.records.iter().try_for_each(|record| writer.write(record))?;
     }
     Ok(CommandOutcome::Done)
 }
@@ -134,10 +137,14 @@ fn check_memory(size: Bytes, meminfo: &str) -> Result<(), AdviseError> {
     }
 }
 
-fn write_records(path: &Path, records: &[Record]) -> Result<(), Box<dyn Error>> {
-    let mut writer = RecordWriter::create(path, records.len() as u64)?;
-    records.iter().try_for_each(|record| writer.write(record))?;
-    Ok(())
+/// Checks before the measurement that a file can be written, and keeps its contents.
+fn check_output(path: &Path) -> Result<(), AdviseError> {
+    if path == Path::new("-") {
+        return Ok(());
+    }
+    let open = OpenOptions::new().append(true).create(true).open(path);
+    let failed = |source| AdviseError::Output { path: path.to_owned(), source };
+    open.map(drop).map_err(failed)
 }
 
 impl Args {
@@ -162,7 +169,7 @@ impl Args {
         let time = Duration::from_secs(self.time_limit.get().into());
         // The bar is hidden unless standard error is a terminal.
         let bar = ProgressBar::new(candidates.len() as u64 * u64::from(passes));
-        let style = "{pos}/{len} runs [{elapsed}, at most {eta} more] {bar:20} {msg}";
+        let style = "{pos}/{len} runs [{elapsed}, about {eta} more] {bar:20} {msg}";
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
@@ -249,5 +256,18 @@ mod tests {
         assert!(check_memory(Bytes::gib(8), "").is_ok(), "an unknown amount is not refused");
         let error = check_memory(Bytes::mib(513), meminfo).unwrap_err().to_string();
         assert!(error.contains("-b 513M") && error.contains("1026 MiB"), "{error}");
+    }
+
+    #[test]
+    fn an_output_file_is_checked_and_keeps_its_contents() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("results.jsonl");
+        fs::write(&path, "earlier").unwrap();
+
+        check_output(&path).unwrap();
+        let error = check_output(Path::new("/nowhere/results.jsonl")).unwrap_err();
+
+        assert_eq!(fs::read_to_string(&path).unwrap(), "earlier");
+        assert!(error.to_string().contains("--json /nowhere/results.jsonl"));
     }
 }

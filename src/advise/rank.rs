@@ -23,24 +23,28 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     pub median: f64,
-    /// Half the distance between the quartiles, or between minimum and maximum of few runs.
-    pub half_range: f64,
+    /// Half the distance between the quartiles, or between minimum and maximum of few runs; `None`
+    /// for a single run.
+    pub half_range: Option<f64>,
 }
 
 impl Estimate {
     fn new(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let spread = Spread::new(values)?;
         let [low, high] = spread.range();
-        Some(Self { median: spread.median, half_range: (high - low) / 2.0 })
+        let half_range = (spread.runs > 1).then_some((high - low) / 2.0);
+        Some(Self { median: spread.median, half_range })
     }
 
     fn scale(self, factor: f64) -> Self {
-        Self { median: self.median * factor, half_range: self.half_range * factor }
+        let half_range = self.half_range.map(|half| half * factor);
+        Self { median: self.median * factor, half_range }
     }
 
     /// Returns whether this estimate is below another one by more than both ranges.
     pub fn is_clearly_below(self, other: Self) -> bool {
-        self.median + self.half_range < other.median - other.half_range
+        let ranges = self.half_range.zip(other.half_range);
+        ranges.is_some_and(|(own, others)| self.median + own < other.median - others)
     }
 }
 
@@ -49,7 +53,11 @@ impl Add for Estimate {
 
     /// Adds medians, and ranges as if they depended on each other.
     fn add(self, other: Self) -> Self {
-        Self { median: self.median + other.median, half_range: self.half_range + other.half_range }
+        let ranges = self.half_range.zip(other.half_range);
+        Self {
+            median: self.median + other.median,
+            half_range: ranges.map(|(own, others)| own + others),
+        }
     }
 }
 
@@ -266,15 +274,17 @@ pub mod tests {
         let ranking = rank(&[(candidate, small), (other, run)], PAGE);
 
         let touch = ranking.rows[0].first_touch;
-        assert_eq!((touch.median, touch.half_range), (8500.0, 7500.0));
+        assert_eq!((touch.median, touch.half_range), (8500.0, Some(7500.0)));
         assert_eq!(ranking.logged[0].1.len(), 2);
     }
 
     #[test]
     fn overlapping_ranges_are_not_clearly_apart() {
-        let estimate = |median, half_range| Estimate { median, half_range };
+        let range = |median, half| Estimate { median, half_range: Some(half) };
+        let single_run = Estimate { median: 1.0, half_range: None };
 
-        assert!(estimate(10.0, 1.0).is_clearly_below(estimate(13.0, 1.0)));
-        assert!(!estimate(10.0, 1.0).is_clearly_below(estimate(11.5, 1.0)));
+        assert!(range(10.0, 1.0).is_clearly_below(range(13.0, 1.0)));
+        assert!(!range(10.0, 1.0).is_clearly_below(range(11.5, 1.0)));
+        assert!(!single_run.is_clearly_below(range(13.0, 1.0)));
     }
 }

@@ -82,15 +82,24 @@ pub fn reasons(ranking: &Ranking) -> Vec<String> {
     reasons.extend(other.map(|other| prefault_reason(first, other)));
     let of_backing = ranking.logged.iter().find(|(backing, _)| *backing == first.backing);
     reasons.extend(of_backing.and_then(|(_, logged)| logging_reason(logged)));
-    let ties = ranking.rows.iter().skip(1);
-    let ties = ties.take_while(|row| !first.total.is_clearly_below(row.total)).count();
-    if ties > 0 {
-        reasons.push(format!(
-            "Ranks 1 to {} differ by less than their spread: choose among them by density.",
-            ties + 1
-        ));
-    }
+    reasons.extend(tie_reason(ranking, first));
     reasons
+}
+
+/// Returns a sentence about the ranks that the spread does not separate.
+fn tie_reason(ranking: &Ranking, first: &Row) -> Option<String> {
+    if first.total.half_range.is_none() {
+        let reason = "A single run has no spread: raise --iterations or --time-limit.";
+        return Some(reason.to_owned());
+    }
+    let others = ranking.rows.iter().skip(1);
+    let ties = others.take_while(|row| !first.total.is_clearly_below(row.total)).count();
+    let ranks = match ties {
+        0 => return None,
+        1 => "Ranks 1 and 2".to_owned(),
+        _ => format!("Ranks 1 to {}", ties + 1),
+    };
+    Some(format!("{ranks} differ by less than their spread: choose among them by density."))
 }
 
 fn backing_reason(first: &Row, last: &Row) -> String {
@@ -128,13 +137,12 @@ fn logging_reason(logged: &[LoggedWrites]) -> Option<String> {
         return None;
     }
     let (low, high) = (number(best.write.median / US), number(worst.write.median / US));
-    let verdict = if best.write.is_clearly_below(worst.write) {
-        ""
-    } else {
-        ", which is less than the spread"
+    let verdict = match best.write.half_range {
+        Some(_) if !best.write.is_clearly_below(worst.write) => ", a difference below the spread",
+        _ => "",
     };
     Some(format!(
-        "Dirty log {}: a logged write takes {low} us, with {} {high} us{verdict}.",
+        "Dirty log {}: a logged write takes {low} us, and {high} us with {}{verdict}.",
         best.mode, worst.mode
     ))
 }
@@ -169,8 +177,10 @@ fn pages(row: &Row) -> String {
 /// Formats a median in `unit` with its spread in percent.
 fn figure(estimate: Estimate, unit: f64) -> String {
     let median = number(estimate.median / unit);
-    let share = 100.0 * estimate.half_range / estimate.median;
-    if share.is_finite() { format!("{median} ±{share:.0}%") } else { median }
+    match estimate.half_range.map(|half| 100.0 * half / estimate.median) {
+        Some(share) if share.is_finite() => format!("{median} ±{share:.0}%"),
+        _ => median,
+    }
 }
 
 /// Formats a number with three significant digits, or all digits before the point.
@@ -244,7 +254,7 @@ mod tests {
                  off.",
                 "Prefault on: the first touch takes 301 ms/GiB with it and 901 without, and \
                  populating takes 5.00 ms/GiB before the guest starts.",
-                "Dirty log ring: a logged write takes 2.00 us, with plain 3.00 us.",
+                "Dirty log ring: a logged write takes 2.00 us, and 3.00 us with plain.",
             ]
         );
     }
@@ -252,11 +262,17 @@ mod tests {
     #[test]
     fn totals_within_their_spread_are_reported_as_equal() {
         let mut ranking = rank(&runs(), PAGE);
-        ranking.rows[0].total.half_range = 200e6;
+        for (half_range, expected) in [
+            (Some(200e6), "Ranks 1 to 3 differ"),
+            (Some(110e6), "Ranks 1 and 2 differ"),
+            (None, "A single run has no spread"),
+        ] {
+            ranking.rows[0].total.half_range = half_range;
 
-        let reasons = reasons(&ranking);
+            let reasons = reasons(&ranking);
 
-        assert!(reasons.last().unwrap().starts_with("Ranks 1 to 3 differ"), "{reasons:?}");
+            assert!(reasons.last().unwrap().starts_with(expected), "{reasons:?}");
+        }
     }
 
     #[test]
