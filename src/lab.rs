@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use granule_lab::{
-    self as lab, CommonOptions, GuestMatrix, HostPackages, Judgement, KernelOptions, LinuxVersion,
-    Locations, Matrix, Options, RunStatus, SelftestOptions,
+    self as lab, CommonOptions, GuestMatrix, HostPackages, Judgement, LinuxVersion, Locations,
+    Matrix, Options, RunStatus, SelftestOptions, SourceOptions,
 };
 
 use super::{CommandOutcome, CommandResult};
@@ -57,7 +57,7 @@ enum LabCommand {
     /// Fetch and unpack the source of the base, and print the path of its tree
     Fetch {
         #[command(flatten)]
-        kernels: KernelOptions,
+        origin: SourceOptions,
     },
     /// Build Debian packages of a host kernel with and without a series, for an arm64 server
     HostKernel(HostPackages),
@@ -94,7 +94,7 @@ pub fn run(args: Args) -> CommandResult {
         LabCommand::Selftests { common, tests } => {
             return execute(&Options::selftests(common, tests));
         }
-        LabCommand::Fetch { kernels } => println!("{}", lab::fetch(&kernels)?.display()),
+        LabCommand::Fetch { origin } => println!("{}", lab::fetch(&origin)?.display()),
         LabCommand::HostKernel(options) => {
             let packages = options.build()?;
             if !options.dry_run {

@@ -57,8 +57,8 @@ pub use self::{
     host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
     options::{
-        CommonOptions, GuestMatrix, HostOptions, Judgement, KernelOptions, Locations, Matrix,
-        Options, OutputOptions, SelftestOptions, TestProgram, Workload,
+        BuildOptions, CommonOptions, GuestMatrix, HostOptions, Judgement, KernelOptions, Locations,
+        Matrix, Options, OutputOptions, SelftestOptions, SourceOptions, TestProgram, Workload,
     },
     report::RunStatus,
     values::{BuildSetting, LinuxVersion, MakeVariable, PageSize, Revisions},
@@ -117,8 +117,8 @@ pub fn patches(linux: &Path, base: LinuxVersion, series: &str) -> Result<Vec<Pat
 ///
 /// # Errors
 /// The source is not available.
-pub fn fetch(kernels: &KernelOptions) -> Result<PathBuf, LabError> {
-    kernel::fetch(Shell::new(false), &kernels.locations.cache()?, kernels)
+pub fn fetch(origin: &SourceOptions) -> Result<PathBuf, LabError> {
+    kernel::fetch(Shell::new(false), &origin.locations.cache()?, origin)
 }
 
 /// Executes a run and publishes its report.
@@ -149,7 +149,7 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
         plugin: paths.plugin,
         emulator_version: emulator,
         deadline: Duration::from_secs(host.deadline),
-        fails_on_splat: kernels.debug_kernel,
+        fails_on_splat: kernels.build.debug_kernel,
     };
     let queue = JobQueue {
         executor: &executor,

@@ -25,19 +25,19 @@ use crate::{
         sources::Source,
         toolchain::{Toolchain, parallel_jobs},
     },
+    options::{BuildOptions, Paths},
     shell::{self, Shell, partial_path, sha256},
-    values::{BuildSetting, MakeVariable, PageSize},
+    values::BuildSetting,
 };
 
 #[derive(Debug)]
 pub struct KernelBuilder<'a> {
-    pub shell: Shell,
-    pub cache: &'a Path,
-    pub source: &'a Source,
+    shell: Shell,
+    cache: &'a Path,
+    source: &'a Source,
+    options: &'a BuildOptions,
     /// Configuration fragments; later fragments take precedence.
-    pub fragments: Vec<String>,
-    pub page_size: PageSize,
-    pub variables: Vec<MakeVariable>,
+    fragments: Vec<String>,
 }
 
 /// One kernel to build: its recipe and everything that its key depends on.
@@ -59,17 +59,27 @@ impl Build<'_> {
 }
 
 impl<'a> KernelBuilder<'a> {
-    /// Reads the files of `fragments`.
-    pub fn read_fragments(fragments: &[PathBuf]) -> Result<Vec<String>, CommandError> {
+    /// Returns a builder for a source, and reads the configuration fragments.
+    pub fn new(
+        shell: Shell,
+        paths: &'a Paths,
+        source: &'a Source,
+        options: &'a BuildOptions,
+    ) -> Result<Self, CommandError> {
+        let own = |name: &str| paths.linux.join("config").join(name);
+        let mut files = vec![own("lab.config")];
+        files.extend(options.debug_kernel.then(|| own("debug.config")));
+        files.extend(options.fragments.iter().cloned());
         let read = |path: &PathBuf| Ok(String::from_utf8_lossy(&shell::read(path)?).into_owned());
-        fragments.iter().map(read).collect()
+        let fragments = files.iter().map(read).collect::<Result<_, CommandError>>()?;
+        Ok(Self { shell, cache: &paths.cache, source, options, fragments })
     }
 
     /// Returns the build of a recipe.
     pub fn plan<'r>(&self, recipe: &'r Recipe) -> Result<Build<'r>, LabError> {
         let mut fragments = self.fragments.clone();
-        fragments.push(self.page_size.fragment().to_owned());
-        let mut variables = self.variables.clone();
+        fragments.push(self.options.page_size.fragment().to_owned());
+        let mut variables = self.options.variables.clone();
         for setting in &recipe.settings {
             match setting {
                 BuildSetting::Config(line) => fragments.push(line.clone()),
@@ -113,7 +123,7 @@ impl<'a> KernelBuilder<'a> {
             .iter()
             .map(|(symbol, _)| symbol.as_str())
             .filter(|symbol| {
-                REQUIRED_SYMBOLS.contains(symbol) || *symbol == self.page_size.symbol()
+                REQUIRED_SYMBOLS.contains(symbol) || *symbol == self.options.page_size.symbol()
             })
             .collect();
         if !required.is_empty() {

@@ -25,7 +25,7 @@ use crate::{
         sources::{Source, open_base},
         toolchain::parallel_jobs,
     },
-    options::{KernelOptions, Locations},
+    options::{Locations, SourceOptions},
     shell::{self, Shell, absolute},
     values::LinuxVersion,
 };
@@ -34,7 +34,7 @@ use crate::{
 #[derive(Debug, Clone, clap::Args)]
 pub struct HostPackages {
     /// Linux version of the base
-    #[arg(long, default_value_t = KernelOptions::DEFAULT_BASE, value_name = "VERSION")]
+    #[arg(long, default_value_t = SourceOptions::DEFAULT_BASE, value_name = "VERSION")]
     base: LinuxVersion,
     /// Series to apply
     #[arg(long, default_value = DEFAULT_SERIES, value_name = "NAME")]
@@ -97,7 +97,7 @@ impl HostPackages {
         }
         let config = self.configuration()?;
         let _lock = super::lock_cache(shell, &cache)?;
-        let source = open_base(shell, &cache, &self.kernels())?;
+        let source = open_base(shell, &cache, &self.origin())?;
         let out = absolute(&self.out)?;
         shell.create_dir(&out)?;
         let mut packages = Vec::new();
@@ -143,11 +143,11 @@ impl HostPackages {
         Ok((path, text))
     }
 
-    fn kernels(&self) -> KernelOptions {
-        KernelOptions {
+    fn origin(&self) -> SourceOptions {
+        SourceOptions {
             base: Some(self.base),
             source: self.source.clone(),
-            ..KernelOptions::default()
+            ..SourceOptions::default()
         }
     }
 

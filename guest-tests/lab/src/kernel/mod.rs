@@ -37,9 +37,9 @@ use self::{
 use crate::{
     LabError,
     command::CommandError,
-    options::{KernelOptions, Options, Paths, TestProgram, Workload},
+    options::{KernelOptions, Options, Paths, SourceOptions, TestProgram, Workload},
     progress::Progress,
-    shell::{Shell, absolute},
+    shell::Shell,
 };
 
 pub use image::Kernel;
@@ -60,9 +60,9 @@ pub fn lock_cache(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> 
 }
 
 /// Fetches and unpacks the source of the base. Returns its unpatched tree.
-pub fn fetch(shell: Shell, cache: &Path, kernels: &KernelOptions) -> Result<PathBuf, LabError> {
+pub fn fetch(shell: Shell, cache: &Path, origin: &SourceOptions) -> Result<PathBuf, LabError> {
     let _lock = lock_cache(shell, cache)?;
-    let source = open_base(shell, cache, kernels)?;
+    let source = open_base(shell, cache, origin)?;
     Ok(source.repository.switch_to(&source.base)?.path)
 }
 
@@ -103,7 +103,7 @@ fn build_tests(
     let kernels = &options.common.kernels;
     let (suite, invocations) = match &options.workload {
         Workload::Selftests(requested) => {
-            let suite = selftests::suite_for_base(kernels.base);
+            let suite = selftests::suite_for_base(kernels.origin.base);
             (suite, suite.invocations(&requested.tests)?)
         }
         _ => {
@@ -112,8 +112,8 @@ fn build_tests(
         }
     };
     progress.start_stage(format!("tests of Linux {}", suite.version));
-    let source = match kernels.base == Some(suite.version) {
-        true => open_base(shell, cache, kernels)?,
+    let source = match kernels.origin.base == Some(suite.version) {
+        true => open_base(shell, cache, &kernels.origin)?,
         false => Source::open_package(shell, cache, suite.version, None)?,
     };
     let checkout = source.repository.switch_to(&source.base)?;
@@ -145,21 +145,7 @@ fn build_kernels(
     progress.start_stage("source of the kernels");
     let book = RecipeBook::new(shell, paths, kernels)?;
     progress.print_note(&book.summary());
-    let mut fragments = vec![paths.linux.join("config/lab.config")];
-    if kernels.debug_kernel {
-        fragments.push(paths.linux.join("config/debug.config"));
-    }
-    for fragment in &kernels.fragments {
-        fragments.push(absolute(fragment)?);
-    }
-    let builder = KernelBuilder {
-        shell,
-        cache: &paths.cache,
-        source: &book.source,
-        fragments: KernelBuilder::read_fragments(&fragments)?,
-        page_size: kernels.page_size,
-        variables: kernels.variables.clone(),
-    };
+    let builder = KernelBuilder::new(shell, paths, &book.source, &kernels.build)?;
     let mut found: Vec<Kernel> = Vec::new();
     for recipe in &book.recipes {
         let build = builder.plan(recipe)?;

@@ -23,7 +23,7 @@ use crate::{
         series::{self, DEFAULT_SERIES, stacks},
         sources::{Source, open_base},
     },
-    options::{KernelOptions, Paths},
+    options::{KernelOptions, Paths, SourceOptions},
     shell::{Shell, absolute},
     values::{BuildSetting, LinuxVersion, Revisions},
 };
@@ -85,7 +85,7 @@ impl RecipeBook {
             (Some(tree), None) => of_revisions(shell, paths, kernels, UserTree(&absolute(tree)?))?,
             (_, Some(_)) => of_mail(shell, paths, kernels)?,
             (None, None) => {
-                let source = open_base(shell, &paths.cache, kernels)?;
+                let source = open_base(shell, &paths.cache, &kernels.origin)?;
                 of_series(source, paths, kernels, None)?
             }
         };
@@ -198,16 +198,15 @@ fn of_series(
 ) -> Result<RecipeBook, LabError> {
     let version = source.version(&source.base)?;
     // A dry run cannot read a source that is not in the cache.
-    let known = version.or(kernels.base).unwrap_or(KernelOptions::DEFAULT_BASE);
+    let known = version.or(kernels.origin.base).unwrap_or(SourceOptions::DEFAULT_BASE);
     let mut request = kernels.clone();
-    request.base = Some(known);
     let names = series::series_names(&paths.linux, known);
     if request.series.is_empty() && base.is_none() {
         request.series = names.clone();
         request.series.retain(|name| name == DEFAULT_SERIES);
     }
     let mut recipes = Vec::new();
-    for stack in stacks(&paths.linux, &request)? {
+    for stack in stacks(&paths.linux, known, &request)? {
         let files: Vec<PathBuf> = stack.patches.iter().map(|patch| patch.path.clone()).collect();
         recipes.push(match (&base, files.is_empty()) {
             (Some(base), true) => base.clone(),
@@ -261,7 +260,7 @@ fn of_mail(shell: Shell, paths: &Paths, kernels: &KernelOptions) -> Result<Recip
             if let Some(hash) = &mail.base_commit {
                 remark = Some(format!("the patches are for commit {hash}: --git sets its tree"));
             }
-            (open_base(shell, &paths.cache, kernels)?, None)
+            (open_base(shell, &paths.cache, &kernels.origin)?, None)
         }
     };
     let name = match directory_name(&mail.name) {

@@ -99,12 +99,8 @@ pub fn patches(linux: &Path, base: LinuxVersion, name: &str) -> Result<Vec<Patch
 
 /// Returns the patches of the required series and of this one, in order.
 pub fn all_patches(linux: &Path, base: LinuxVersion, series: &str) -> Result<Vec<Patch>, LabError> {
-    let kernels = KernelOptions {
-        series: vec![series.to_owned()],
-        base: Some(base),
-        ..KernelOptions::default()
-    };
-    let last = stacks(linux, &kernels)?.pop();
+    let kernels = KernelOptions { series: vec![series.to_owned()], ..KernelOptions::default() };
+    let last = stacks(linux, base, &kernels)?.pop();
     Ok(last.map(|stack| stack.patches).unwrap_or_default())
 }
 
@@ -118,12 +114,15 @@ pub struct PatchStack {
 }
 
 /// Returns the stacks of the requested kernels, the base first.
-pub fn stacks(linux: &Path, kernels: &KernelOptions) -> Result<Vec<PatchStack>, LabError> {
+pub fn stacks(
+    linux: &Path,
+    base: LinuxVersion,
+    kernels: &KernelOptions,
+) -> Result<Vec<PatchStack>, LabError> {
     let mut stacks =
         vec![PatchStack { name: "base".to_owned(), series: Vec::new(), patches: Vec::new() }];
     let mut below = stacks[0].clone();
     let mut below_is_required = false;
-    let base = kernels.base.unwrap_or(KernelOptions::DEFAULT_BASE);
     let series = resolve_required(linux, base, kernels);
     for (index, (name, required)) in series.iter().enumerate() {
         let all = patches(linux, base, name)?;
@@ -190,6 +189,7 @@ fn resolve_required(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::SourceOptions;
 
     fn linux() -> tempfile::TempDir {
         let linux = tempfile::tempdir().unwrap();
@@ -216,7 +216,7 @@ mod tests {
     ) -> Result<Vec<PatchStack>, LabError> {
         let series = series.iter().map(|name| (*name).to_owned()).collect();
         let kernels = KernelOptions { series, first, each, ..KernelOptions::default() };
-        stacks(linux().path(), &kernels)
+        stacks(linux().path(), SourceOptions::DEFAULT_BASE, &kernels)
     }
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_series_may_name_patches_of_another_series() {
-        let two = patches(linux().path(), KernelOptions::DEFAULT_BASE, "two").unwrap();
+        let two = patches(linux().path(), SourceOptions::DEFAULT_BASE, "two").unwrap();
 
         let contents = two.iter().map(|patch| patch.content.as_slice());
         assert!(contents.eq([b"one 3.patch", b"two 1.patch"]));

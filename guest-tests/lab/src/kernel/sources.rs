@@ -23,7 +23,7 @@ use crate::{
         revisions::UserTree,
         source_package::download,
     },
-    options::KernelOptions,
+    options::SourceOptions,
     shell::{self, Shell, absolute, sha256},
     values::LinuxVersion,
 };
@@ -150,12 +150,12 @@ impl Source {
 
 /// Opens the source of the base: a package, or the source set by `--source`. Refuses a source of
 /// another version than `--base`.
-pub fn open_base(shell: Shell, cache: &Path, kernels: &KernelOptions) -> Result<Source, LabError> {
-    let Some(path) = &kernels.source else {
-        let version = kernels.base.unwrap_or(KernelOptions::DEFAULT_BASE);
-        return Source::open_package(shell, cache, version, kernels.suite.as_deref());
+pub fn open_base(shell: Shell, cache: &Path, origin: &SourceOptions) -> Result<Source, LabError> {
+    let Some(path) = &origin.source else {
+        let version = origin.base.unwrap_or(SourceOptions::DEFAULT_BASE);
+        return Source::open_package(shell, cache, version, origin.suite.as_deref());
     };
-    let check = |found: Option<LinuxVersion>| match (found, kernels.base) {
+    let check = |found: Option<LinuxVersion>| match (found, origin.base) {
         (Some(found), Some(base)) if found != base => Err(LabError::Unusable(format!(
             "--source {} is Linux {found}, --base is {base}: set one of them to the other's version",
             path.display()
@@ -235,8 +235,8 @@ mod tests {
         fs::write(at.join("Makefile"), "VERSION = 6\nPATCHLEVEL = 12\n").unwrap();
     }
 
-    fn kernels(source: &Path) -> KernelOptions {
-        KernelOptions { source: Some(source.to_owned()), ..KernelOptions::default() }
+    fn origin(source: &Path) -> SourceOptions {
+        SourceOptions { source: Some(source.to_owned()), ..SourceOptions::default() }
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         let source = directory.path().join("linux");
         small_tree(&source);
         let cache = directory.path().join("cache");
-        let open = || open_base(Shell::new(false), &cache, &kernels(&source)).unwrap();
+        let open = || open_base(Shell::new(false), &cache, &origin(&source)).unwrap();
 
         let first = open();
         let checkout = first.repository.switch_to(&first.base).unwrap();
@@ -265,9 +265,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         small_tree(directory.path());
         let cache = directory.path().join("cache");
-        let kernels = KernelOptions { base: "5.10".parse().ok(), ..kernels(directory.path()) };
+        let origin = SourceOptions { base: "5.10".parse().ok(), ..origin(directory.path()) };
 
-        let error = open_base(Shell::new(false), &cache, &kernels).unwrap_err().to_string();
+        let error = open_base(Shell::new(false), &cache, &origin).unwrap_err().to_string();
 
         assert!(error.contains("is Linux 6.12, --base is 5.10"), "{error}");
     }
@@ -300,7 +300,7 @@ mod tests {
         fs::create_dir(&source).unwrap();
         let cache = directory.path().join("cache");
 
-        let error = open_base(Shell::new(false), &cache, &kernels(&source)).unwrap_err();
+        let error = open_base(Shell::new(false), &cache, &origin(&source)).unwrap_err();
 
         assert!(error.to_string().contains("is not a Linux source"), "{error}");
         assert!(!cache.join("sources").exists());

@@ -10,13 +10,8 @@ use crate::values::{BuildSetting, LinuxVersion, MakeVariable, PageSize, Revision
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Kernel")]
 pub struct KernelOptions {
-    /// Linux version of the base: Debian's linux-source-VERSION [default: 5.10]
-    #[arg(long, value_name = "VERSION")]
-    pub(crate) base: Option<LinuxVersion>,
-    /// Kernel source that replaces Debian's: a directory with all its changes, a tarball or a Debian
-    /// linux-source package
-    #[arg(long, value_name = "PATH", conflicts_with = "suite")]
-    pub(crate) source: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) origin: SourceOptions,
     /// Git repository of the kernels, which is only read: compare BEFORE with AFTER
     #[arg(long, value_name = "TREE", conflicts_with_all = ["base", "source", "suite"])]
     pub(crate) git: Option<PathBuf>,
@@ -34,9 +29,6 @@ pub struct KernelOptions {
     /// or CONFIG_SYMBOL=VALUE
     #[arg(long = "variant", value_name = "SETTING", value_parser = parse_variant)]
     pub(crate) variants: Vec<(String, BuildSetting)>,
-    /// Debian suite of the source package [default: that of the version]
-    #[arg(long)]
-    pub(crate) suite: Option<String>,
     /// Series of this repository to apply, in order [default: stage2-fault-path, if the version has
     /// it]
     #[arg(long, value_name = "NAME")]
@@ -48,6 +40,40 @@ pub struct KernelOptions {
     #[arg(long = "image", value_name = "IMAGE",
           conflicts_with_all = ["source", "git", "series", "patches", "each", "variants"])]
     pub(crate) images: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) build: BuildOptions,
+    /// Run only the kernel of this name (base, or a series; before, after)
+    #[arg(long = "only", value_name = "KERNEL")]
+    pub(crate) only_kernels: Vec<String>,
+}
+
+/// Source of the base.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Kernel")]
+pub struct SourceOptions {
+    /// Linux version of the base: Debian's linux-source-VERSION [default: 5.10]
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) base: Option<LinuxVersion>,
+    /// Kernel source that replaces Debian's: a directory with all its changes, a tarball or a Debian
+    /// linux-source package
+    #[arg(long, value_name = "PATH", conflicts_with = "suite")]
+    pub(crate) source: Option<PathBuf>,
+    /// Debian suite of the source package [default: that of the version]
+    #[arg(long)]
+    pub(crate) suite: Option<String>,
+    #[command(flatten)]
+    pub(crate) locations: Locations,
+}
+
+impl SourceOptions {
+    /// Base if neither `--base` nor a source sets one.
+    pub(crate) const DEFAULT_BASE: LinuxVersion = LinuxVersion { major: 5, minor: 10 };
+}
+
+/// Build of the kernels.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Kernel")]
+pub struct BuildOptions {
     /// Additional configuration fragment
     #[arg(long = "config", value_name = "FRAGMENT")]
     pub(crate) fragments: Vec<PathBuf>,
@@ -60,28 +86,20 @@ pub struct KernelOptions {
     /// Build with all debug checkers; any kernel splat is a failure
     #[arg(long)]
     pub(crate) debug_kernel: bool,
-    /// Run only the kernel of this name (base, or a series; before, after)
-    #[arg(long = "only", value_name = "KERNEL")]
-    pub(crate) only_kernels: Vec<String>,
-    #[command(flatten)]
-    pub(crate) locations: Locations,
 }
 
 impl KernelOptions {
-    /// Base if neither `--base` nor a source sets one.
-    pub(crate) const DEFAULT_BASE: LinuxVersion = LinuxVersion { major: 5, minor: 10 };
-
     /// Returns the start of the name of a run directory.
     pub(super) fn run_name(&self) -> String {
         let of_path = |path: &PathBuf| {
             let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
             path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
         };
-        match (&self.patches, &self.git, &self.source, self.base) {
+        match (&self.patches, &self.git, &self.origin.source, self.origin.base) {
             (Some(path), ..) | (_, Some(path), ..) => of_path(path),
             (.., Some(base)) => base.to_string(),
             (.., Some(path), None) => of_path(path),
-            _ => Self::DEFAULT_BASE.to_string(),
+            _ => SourceOptions::DEFAULT_BASE.to_string(),
         }
     }
 }

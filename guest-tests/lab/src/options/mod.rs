@@ -18,7 +18,7 @@ use crate::LabError;
 
 pub use self::{
     host::HostOptions,
-    kernels::KernelOptions,
+    kernels::{BuildOptions, KernelOptions, SourceOptions},
     workload::{GuestMatrix, Matrix, SelftestOptions, TestProgram, Workload},
 };
 pub(crate) use workload::{GUEST_BACKINGS, TEST_BACKINGS};
@@ -178,10 +178,10 @@ impl Paths {
                 .find(|path| !path.exists())
         };
         Ok(Self {
-            linux: kernels.locations.linux()?,
+            linux: kernels.origin.locations.linux()?,
             init: or(&host.init, target.join("aarch64-unknown-linux-musl/release/granule"))?,
             plugin: or(&host.plugin, built.join("libgranule_qemu_plugin.so"))?,
-            cache: kernels.locations.cache()?,
+            cache: kernels.origin.locations.cache()?,
             out: output.out.clone().or_else(next).unwrap_or_else(|| "lab-runs".into()),
         })
     }
