@@ -7,7 +7,10 @@ use std::{
 };
 
 use clap::ValueEnum;
-use granule_report::{Comparison, ComparisonOptions, FailOn, Verdict, command_line, input, render};
+use granule_report::{
+    Comparison, ComparisonOptions, ComparisonSet, FailOn, LabelledSide, Verdict, command_line,
+    input, render,
+};
 use granule_types::units::parse_percentage;
 
 use super::{CommandOutcome, CommandResult, write_stdout};
@@ -71,6 +74,8 @@ pub enum OutputFormat {
     Markdown,
     /// Page with charts, in one file
     Html,
+    /// ASCII within 72 columns for a cover letter: the phases that differ, and their counts
+    Cover,
     /// One row for each figure
     Csv,
     /// JSON (`granule.comparison/2`)
@@ -108,7 +113,7 @@ fn compare_sides(args: Args) -> CommandResult {
         [] => String::new(),
     };
     let options = ComparisonOptions {
-        labels: Some([label(before), label(after)]),
+        labels: None,
         is_forced: args.force,
         min_effect: args.min_effect.map(|percent| percent / 100.0),
         metrics: args.metric,
@@ -116,17 +121,12 @@ fn compare_sides(args: Args) -> CommandResult {
         is_paired: args.paired,
         command: Some(command_line()),
     };
-    let comparison =
-        Comparison::new(&input::read_side(before)?, &input::read_side(after)?, &options)?;
-    let text = match args.format {
-        OutputFormat::Text => render::text(&comparison),
-        OutputFormat::Markdown => render::markdown(&comparison),
-        OutputFormat::Html => render::html(&comparison),
-        OutputFormat::Csv => render::csv(&comparison),
-        OutputFormat::Json => render::json(&comparison)?,
-        OutputFormat::Ktap => render::ktap(&comparison),
-        OutputFormat::Benchstat => render::benchstat(&comparison),
-    };
+    let mut sides = Vec::new();
+    for paths in [before, after] {
+        sides.push(LabelledSide { label: label(paths), samples: input::read_side(paths)? });
+    }
+    let set = ComparisonSet::new(sides, &options)?;
+    let text = render_set(args.format, &set)?;
     if let Some(path) = &args.output {
         refuse_input(path, before.iter().chain(after))?;
         fs::write(path, text)
@@ -134,12 +134,32 @@ fn compare_sides(args: Args) -> CommandResult {
     } else {
         write_stdout(&text)?;
     }
-    Ok(if args.fail_on.is_failure(&comparison) {
+    let comparisons = set.comparisons();
+    Ok(if comparisons.iter().any(|comparison| args.fail_on.is_failure(comparison)) {
         CommandOutcome::Failed
-    } else if args.bisect && comparison.count(Verdict::Inconclusive) > 0 {
+    } else if args.bisect && comparisons.iter().any(|one| one.count(Verdict::Inconclusive) > 0) {
         CommandOutcome::Inconclusive
     } else {
         CommandOutcome::Done
+    })
+}
+
+fn render_set(format: OutputFormat, set: &ComparisonSet) -> Result<String, serde_json::Error> {
+    let each = |render: fn(&Comparison) -> String| {
+        let texts: Vec<String> = set.comparisons().iter().map(render).collect();
+        texts.join("\n")
+    };
+    Ok(match format {
+        OutputFormat::Text => each(render::text),
+        OutputFormat::Markdown => each(render::markdown),
+        OutputFormat::Html => each(render::html),
+        OutputFormat::Cover => render::cover(set, &[command_line()]),
+        OutputFormat::Csv => each(render::csv),
+        OutputFormat::Json => {
+            set.comparisons().iter().map(render::json).collect::<Result<_, _>>()?
+        }
+        OutputFormat::Ktap => each(render::ktap),
+        OutputFormat::Benchstat => each(render::benchstat),
     })
 }
 

@@ -181,6 +181,25 @@ fn markdown_and_json_are_printed() {
     assert_eq!(json["configurations"][0]["phases"][0]["time"]["ratio"], 1.0);
 }
 
+#[test]
+fn the_text_for_a_cover_letter_ends_with_its_command() {
+    let inputs = InputDirectory::new();
+    let before = inputs.write_log("before", PHASE_TIMES, 8);
+    let after = inputs.write_log("after", [50_000, 210_000, 300_000], 8);
+
+    let (code, text, _) = compare(&[&before, &after, "--format", "cover"]);
+
+    assert_eq!(code, Some(1));
+    assert!(text.lines().all(|line| line.len() <= 72 && line.is_ascii()), "{text}");
+    assert!(text.contains("\nRegression: update. Improvement: create.\n"), "{text}");
+    let (_, command) = text.split_once("To reproduce:\n").unwrap();
+    let output = Command::new("sh")
+        .args(["-c", &command.replacen("granule", env!("CARGO_BIN_EXE_granule"), 1)])
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), text, "{command}");
+}
+
 /// Runs `git bisect` in a repository in which each commit contains the result of one kernel.
 #[test]
 fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {

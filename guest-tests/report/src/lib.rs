@@ -26,7 +26,10 @@ mod stats;
 mod tests;
 
 pub use self::{
-    comparison::{CompareError, Comparison, ComparisonOptions, FailOn, LabelledSide, command_line},
+    comparison::{
+        CompareError, Comparison, ComparisonOptions, ComparisonSet, FailOn, LabelledSide,
+        command_line,
+    },
     judge::Verdict,
     provenance::{Difference, series_line},
     sample::Sample,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of whole comparisons (verdicts, provenance, formats), and the results that tests share.
 
+mod cover;
 mod geometric_means;
 mod judgements;
 

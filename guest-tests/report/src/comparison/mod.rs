@@ -2,7 +2,7 @@
 //! The comparison of two sides, each a list of samples.
 //!
 //! ```text
-//! samples ─ configuration ─ growth ─ build: Comparison::new
+//! samples ─ configuration ─ growth ─ build: Comparison::new ─ set
 //! ```
 //!
 //! Samples form one group for each configuration (engine, mode, backing, size, vCPUs, options);
@@ -15,6 +15,7 @@ mod configuration;
 mod growth;
 mod judgement;
 mod labelled_side;
+mod set;
 mod timer_tick;
 
 use std::collections::BTreeSet;
@@ -22,14 +23,16 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use thiserror::Error;
 
+use self::configuration::GroupKey;
 pub(crate) use self::{
     configuration::{Configuration, Group, PhaseChange, SelectCounts, groups},
     growth::{Fit, Growth, Sweep, SweepParameter, sweeps},
     judgement::Judgement,
     labelled_side::groups_of_sides,
+    set::ConfigurationInSet,
     timer_tick::TICK_NS,
 };
-pub use self::{judgement::FailOn, labelled_side::LabelledSide};
+pub use self::{judgement::FailOn, labelled_side::LabelledSide, set::ComparisonSet};
 use crate::{
     judge::Verdict,
     provenance::{Difference, Side},
@@ -94,6 +97,12 @@ impl Comparison {
             let phases = configuration.phases.iter();
             phases.map(move |phase| (configuration, phase))
         })
+    }
+
+    /// Returns the configuration of a group.
+    fn of_key(&self, key: &GroupKey) -> Option<&Configuration> {
+        let is_same = |one: &&Configuration| one.engine == key.engine && one.setup == key.setup;
+        self.configurations.iter().find(is_same)
     }
 
     /// Returns the phases of all configurations, in execution order.
@@ -163,6 +172,8 @@ pub fn command_line() -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "each message describes its variant")]
 pub enum CompareError {
+    #[error("expected two or more sides to compare")]
+    SingleSide,
     #[error("{0} holds no results: run the test again")]
     EmptySide(String),
     #[error(

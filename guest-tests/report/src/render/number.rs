@@ -49,6 +49,14 @@ impl Unit {
         }
     }
 
+    /// Formats a value without unit, with three significant digits.
+    pub fn short(self, value: f64) -> String {
+        match self {
+            Self::Count => short_count(value),
+            Self::Time(size, _) => three_digits(value / f64::from(size)),
+        }
+    }
+
     /// Formats the ends of a spread without unit, in few digits; `None` if both print the same.
     pub fn range(self, spread: Option<Spread>) -> Option<String> {
         let bare = |value: f64| match self {
@@ -78,15 +86,25 @@ pub fn interval([low, high]: [f64; 2]) -> String {
     format!("{}..{}", factor(low), factor(high))
 }
 
+/// Formats the decrease in percent of *before*.
 pub fn gain(change: &Change) -> String {
+    signed_gain(change, 1.0)
+}
+
+/// Formats the growth in percent of *before*.
+pub fn growth(change: &Change) -> String {
+    signed_gain(change, -1.0)
+}
+
+fn signed_gain(change: &Change, sign: f64) -> String {
     match change.gain() {
-        Some(gain) if gain <= -1_000_000.0 => format!("{gain:+.0e}%"),
-        Some(gain) if gain <= -1000.0 => format!("{gain:+.0}%"),
+        Some(gain) if gain <= -1_000_000.0 => format!("{:+.0e}%", sign * gain),
+        Some(gain) if gain <= -1000.0 => format!("{:+.0}%", sign * gain),
         // Only a gain of exactly 100% prints as 100%.
-        Some(gain) if gain > 99.9 && gain < 100.0 => format!("{:+.2}%", gain.min(99.99)),
+        Some(gain) if gain > 99.9 && gain < 100.0 => format!("{:+.2}%", sign * gain.min(99.99)),
         // Avoids "-0.0%".
         Some(gain) if gain.abs() < 0.05 => "0.0%".to_owned(),
-        Some(gain) => format!("{gain:+.1}%"),
+        Some(gain) => format!("{:+.1}%", sign * gain),
         None => UNKNOWN.to_owned(),
     }
 }
@@ -128,6 +146,18 @@ fn short_count(value: f64) -> String {
         }
     }
     format!("{value:.0}")
+}
+
+/// Formats a value with three significant digits, or all digits before the decimal point.
+fn three_digits(value: f64) -> String {
+    let decimals = match value {
+        value if value >= 100.0 => 0,
+        value if value >= 10.0 => 1,
+        value if value >= 1.0 || value == 0.0 => 2,
+        value if value >= 0.1 => 3,
+        _ => 4,
+    };
+    format!("{value:.decimals$}")
 }
 
 fn four_digits(value: f64) -> String {
@@ -183,6 +213,8 @@ mod tests {
         assert_eq!(gain(&change(100_000, 25)), "+99.98%");
         assert_eq!(gain(&change(100_000_000, 1)), "+99.99%");
         assert_eq!(gain(&change(5, 0)), "+100.0%");
+        assert_eq!(growth(&change(1000, 300)), "-70.0%");
+        assert_eq!(growth(&change(1, 20)), "+1900%");
         assert_eq!((ratio(&change(0, 3)), gain(&change(0, 3))), ("-".into(), "-".into()));
     }
 

@@ -7,7 +7,7 @@ use crate::{
         Comparison, Configuration, Fit, GeometricMean, Growth, Judgement, TICK_NS, TIME_METRIC,
     },
     judge::{self, Verdict},
-    provenance::Side,
+    provenance::{Side, series_line},
     sample::AnyPhase,
     stats::{Change, Spread},
 };
@@ -31,6 +31,62 @@ pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
     }
     head.extend(common_mode(comparison).map(|mode| ("guest", mode.to_owned())));
     head
+}
+
+/// Returns the machine of a comparison, and the kind of its times if they are virtual.
+pub fn machine(comparison: &Comparison) -> String {
+    let Side { cpu, page_size, emulator, .. } = &comparison.after;
+    let cpu = cpu.as_deref().unwrap_or("a CPU without a recorded name");
+    let page = page_size.map(|page| format!(" with {page} pages")).unwrap_or_default();
+    match emulator {
+        Some(emulator) => {
+            // The package and the options follow the version.
+            let end = [" (", " -"].into_iter().filter_map(|mark| emulator.find(mark)).min();
+            let version = &emulator[..end.unwrap_or(emulator.len())];
+            let times = match comparison.has_elapsed_times {
+                true => ": elapsed is that of the CPUs in parallel, work is the sum over all CPUs",
+                false => ": the work of all CPUs",
+            };
+            format!(
+                "Emulated {cpu}{page} ({version}). Times are virtual, not hardware time{times}."
+            )
+        }
+        None if comparison.after.kernel.is_empty() => {
+            "The inputs do not describe their machine.".to_owned()
+        }
+        None => format!("Measured on {cpu}{page}."),
+    }
+}
+
+/// Returns the label, the kernel and the series of a side.
+pub fn kernel(side: &Side) -> String {
+    let Side { label, kernel, series, .. } = side;
+    let series = series_line(series.as_deref()).map(|series| format!(", {series}"));
+    match kernel.as_str() {
+        "" => label.clone(),
+        kernel => format!("{label}: Linux {kernel}{}", series.unwrap_or_default()),
+    }
+}
+
+/// Returns the definition of the figures and of the verdicts of a comparison.
+pub fn definitions(comparison: &Comparison) -> String {
+    let name = |metric: &str| match metric {
+        TIME_METRIC => time_name(comparison).to_owned(),
+        count => count.to_owned(),
+    };
+    let metrics: Vec<String> = comparison.metrics().map(name).collect();
+    let judges_time = comparison.metrics().any(|metric| metric == TIME_METRIC);
+    let tick = match comparison.is_emulated() && judges_time {
+        true if metrics.len() > 1 => ", and of a time by more than a timer tick",
+        true => " and a timer tick",
+        false => "",
+    };
+    format!(
+        "Figures are medians over runs. A regression or improvement is a significant change of {} \
+         by more than {}{tick}.",
+        metrics.join(" or "),
+        number::percent(comparison.min_effect * 100.0),
+    )
 }
 
 pub const ELAPSED_NOTE: &str = "virtual: what the emulated CPUs would take side by side; work is \

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use super::{
     columns::{COLUMNS, Cell, Column, TableRow, table_rows},
+    lines::{push_trimmed, wrap},
     sentences,
 };
 use crate::{
@@ -21,11 +22,11 @@ const NAME_WIDTH: usize = 26;
 pub fn text(comparison: &Comparison) -> String {
     let mut out = String::new();
     for (name, words) in sentences::head(comparison) {
-        wrap(&mut out, &format!("{name:<10}"), &words);
+        wrap(&mut out, WIDTH, &format!("{name:<10}"), &words);
     }
     for configuration in &comparison.configurations {
         out.push('\n');
-        wrap(&mut out, "", &sentences::title(comparison, configuration));
+        wrap(&mut out, WIDTH, "", &sentences::title(comparison, configuration));
         let headings = COLUMNS.iter().map(|column| column.heading.to_owned());
         table_line(&mut out, "  phase", headings, "");
         for change in &configuration.phases {
@@ -38,7 +39,7 @@ pub fn text(comparison: &Comparison) -> String {
     }
     out.push('\n');
     for note in sentences::footer(comparison) {
-        wrap(&mut out, "", &note);
+        wrap(&mut out, WIDTH, "", &note);
     }
     out
 }
@@ -55,7 +56,7 @@ fn phase_lines(out: &mut String, change: &PhaseChange) {
         table_line(out, &format!("{indent}{}", row.name()), medians, row.mark());
         range_line(out, &row, &cells);
         for test in row.test_lines() {
-            wrap(out, "      ", &test);
+            wrap(out, WIDTH, "      ", &test);
         }
     }
 }
@@ -78,7 +79,7 @@ fn table_line(out: &mut String, name: &str, cells: impl Iterator<Item = String>,
     let mut line = name.to_owned();
     if line.len() > NAME_WIDTH {
         let words = line.trim_start();
-        wrap(out, &line[..line.len() - words.len()], words);
+        wrap(out, WIDTH, &line[..line.len() - words.len()], words);
         line.clear();
     }
     line = format!("{line:<NAME_WIDTH$}");
@@ -117,7 +118,7 @@ fn ratio_lines(out: &mut String, comparison: &Comparison, phases: &[&AnyPhase]) 
     }
     push_trimmed(out, &head);
     for configuration in &comparison.configurations {
-        wrap(out, "", &sentences::short_title(comparison, configuration));
+        wrap(out, WIDTH, "", &sentences::short_title(comparison, configuration));
         let mut line = " ".to_owned();
         for phase in phases {
             let (ratio, verdict) = sentences::time_ratio(configuration, phase);
@@ -126,23 +127,6 @@ fn ratio_lines(out: &mut String, comparison: &Comparison, phases: &[&AnyPhase]) 
         }
         push_trimmed(out, &line);
     }
-}
-
-/// Writes words after a name; further lines are aligned with the first word.
-fn wrap(out: &mut String, name: &str, words: &str) {
-    let indent = " ".repeat(name.len());
-    let options = textwrap::Options::new(WIDTH)
-        .initial_indent(name)
-        .subsequent_indent(&indent)
-        .break_words(true);
-    for line in textwrap::wrap(words, options) {
-        push_trimmed(out, &line);
-    }
-}
-
-fn push_trimmed(out: &mut String, line: &str) {
-    out.push_str(line.trim_end());
-    out.push('\n');
 }
 
 /// Renders a comparison as Markdown: a list, a table for each configuration, and the notes.

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Comparisons of several sides with the first: of the patches of a series with their base.
+
+use super::{
+    CompareError, Comparison, ComparisonOptions, LabelledSide, build::separates_engines,
+    configuration::Configuration, labelled_side::groups_of_sides,
+};
+use crate::{comparison::labelled_side::GroupsOfSides, sample::Sample};
+
+/// Comparisons of each further side with the first side.
+#[derive(Debug, Clone)]
+pub struct ComparisonSet {
+    /// Two or more sides; the first is the reference.
+    sides: Vec<LabelledSide>,
+    /// Comparisons of the further sides with the first, in the order of the sides.
+    comparisons: Vec<Comparison>,
+    /// Phases that the caller selected; empty for all.
+    selected_phases: Vec<String>,
+    /// Indicates that each engine has its own configurations.
+    separates_engines: bool,
+}
+
+/// Configuration on the sides of a set.
+#[derive(Debug)]
+pub struct ConfigurationInSet<'a> {
+    /// Group of each side.
+    pub groups: GroupsOfSides<'a>,
+    /// Configuration in each comparison; `None` if a further side lacks it.
+    pub changes: Vec<Option<&'a Configuration>>,
+}
+
+impl ComparisonSet {
+    /// Compares each further side with the first. The sides have their own labels, in place of
+    /// those of `options`.
+    ///
+    /// # Errors
+    /// There are fewer than two sides, or a comparison fails as [`Comparison::new`] does.
+    pub fn new(
+        sides: Vec<LabelledSide>,
+        options: &ComparisonOptions,
+    ) -> Result<Self, CompareError> {
+        let [reference, further @ ..] = sides.as_slice() else {
+            return Err(CompareError::SingleSide);
+        };
+        if further.is_empty() {
+            return Err(CompareError::SingleSide);
+        }
+        let compare = |side: &LabelledSide| {
+            let labels = Some([reference.label.clone(), side.label.clone()]);
+            let options = ComparisonOptions { labels, ..options.clone() };
+            Comparison::new(&reference.samples, &side.samples, &options)
+        };
+        let comparisons = further.iter().map(compare).collect::<Result<_, _>>()?;
+        let samples: Vec<&[Sample]> = sides.iter().map(|side| side.samples.as_slice()).collect();
+        Ok(Self {
+            comparisons,
+            selected_phases: options.phases.clone(),
+            separates_engines: separates_engines(&samples),
+            sides,
+        })
+    }
+
+    /// Returns the comparisons of the further sides with the first, in the order of the sides.
+    pub fn comparisons(&self) -> &[Comparison] {
+        &self.comparisons
+    }
+
+    /// Reports whether all comparisons are of elapsed times.
+    pub(crate) fn has_elapsed_times(&self) -> bool {
+        self.comparisons.iter().all(|comparison| comparison.has_elapsed_times)
+    }
+
+    /// Reports whether the caller selected the phases.
+    pub(crate) const fn has_selected_phases(&self) -> bool {
+        !self.selected_phases.is_empty()
+    }
+
+    /// Returns the configurations of the comparisons, with the samples of the selected phases.
+    pub(crate) fn configurations(&self) -> Vec<ConfigurationInSet<'_>> {
+        let all = groups_of_sides(&self.sides, self.separates_engines).into_iter();
+        let configurations = all.filter_map(|groups| {
+            let key = groups.iter().flatten().next()?.key.clone();
+            let changes: Vec<_> = self.comparisons.iter().map(|one| one.of_key(&key)).collect();
+            let is_selected = |name: &str| {
+                !self.has_selected_phases() || self.selected_phases.iter().any(|one| one == name)
+            };
+            let select = |group: Option<_>| {
+                group.map(|group: super::Group<'_>| group.of_phases(|one| is_selected(one.name())))
+            };
+            let groups = groups.into_iter().map(select).collect();
+            changes.iter().any(Option::is_some).then_some(ConfigurationInSet { groups, changes })
+        });
+        configurations.collect()
+    }
+}
