@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use granule_lab::{
-    self as lab, CommonOptions, GuestMatrix, HostPackages, Judgement, LinuxVersion, Locations,
-    Matrix, Options, RunStatus, SelftestOptions, SourceOptions,
+    self as lab, BisectOptions, CommonOptions, GuestMatrix, HostPackages, Judgement, LinuxVersion,
+    Locations, Matrix, Options, RunStatus, SelftestOptions, SourceOptions,
 };
 
 use super::{CommandOutcome, CommandResult};
@@ -54,6 +54,8 @@ enum LabCommand {
         #[command(flatten)]
         tests: SelftestOptions,
     },
+    /// Find the commit that raised a count
+    Bisect(Box<BisectOptions>),
     /// Fetch and unpack the source of the base, and print the path of its tree
     Fetch {
         #[command(flatten)]
@@ -94,6 +96,7 @@ pub fn run(args: Args) -> CommandResult {
         LabCommand::Selftests { common, tests } => {
             return execute(&Options::selftests(common, tests));
         }
+        LabCommand::Bisect(options) => return Ok(outcome(lab::bisect(*options)?)),
         LabCommand::Fetch { origin } => println!("{}", lab::fetch(&origin)?.display()),
         LabCommand::HostKernel(options) => {
             let packages = options.build()?;
@@ -120,8 +123,12 @@ pub fn run(args: Args) -> CommandResult {
 }
 
 fn execute(options: &Options) -> CommandResult {
-    Ok(match lab::run(options)? {
+    lab::run(options).map(outcome).map_err(Into::into)
+}
+
+const fn outcome(status: RunStatus) -> CommandOutcome {
+    match status {
         RunStatus::Passed => CommandOutcome::Done,
         RunStatus::Failed => CommandOutcome::Failed,
-    })
+    }
 }

@@ -13,6 +13,7 @@
 //! of a run are in its run directory. `shell::Shell` executes all external commands and file
 //! operations, so that a dry run prints exactly the steps of a run.
 
+mod bisect;
 mod command;
 mod jobs;
 mod kernel;
@@ -44,16 +45,8 @@ use std::{
 use granule_report::{CompareError, results::FileError};
 use granule_types::units::Bytes;
 
-use self::{
-    command::CommandError,
-    host::emulator,
-    jobs::{JobQueue, execute::Executor, matrix, run_directory::RunDirectory},
-    options::Paths,
-    progress::Progress,
-    report::{RunInfo, comparison, guest_boot_report, selftest_report},
-    shell::Shell,
-};
 pub use self::{
+    bisect::{BisectOptions, bisect},
     host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
     options::{
@@ -62,6 +55,15 @@ pub use self::{
     },
     report::RunStatus,
     values::{BuildSetting, LinuxVersion, MakeVariable, PageSize, Revisions},
+};
+use self::{
+    command::CommandError,
+    host::emulator,
+    jobs::{JobQueue, execute::Executor, matrix, run_directory::RunDirectory},
+    options::Paths,
+    progress::Progress,
+    report::{RunInfo, comparison, guest_boot_report, selftest_report},
+    shell::Shell,
 };
 
 /// Error returned when a run of the lab or of one of its tools fails.
@@ -126,31 +128,15 @@ pub fn fetch(origin: &SourceOptions) -> Result<PathBuf, LabError> {
 /// # Errors
 /// A requirement is missing, a kernel cannot be built, or no results can be compared.
 pub fn run(options: &Options) -> Result<RunStatus, LabError> {
-    let CommonOptions { kernels, host, output } = &options.common;
+    let CommonOptions { host, output, .. } = &options.common;
     let dry = output.dry_run;
     let shell = Shell::new(dry);
-    let paths = Paths::new(options)?;
+    let paths = Paths::new(&options.common)?;
     let progress = Progress::new(dry);
-    check_programs(&paths, dry)?;
-    let emulator = match emulator::version(&host.qemu) {
-        Err(_) if dry => "QEMU".to_owned(),
-        version => version?,
-    };
-    if !dry {
-        let machine = matrix::machine(host, 1, Bytes::mib(64));
-        emulator::probe(&host.qemu, &machine, &paths.plugin)?;
-    }
+    let executor = executor(&options.common, &paths)?;
     let (built, tests) = kernel::prepare(shell, options, &paths, &progress)?;
     let run_directory = RunDirectory::create(shell, &paths.out, &built)?;
     let jobs = matrix::jobs(options, &tests);
-    let executor = Executor {
-        qemu: host.qemu.clone(),
-        init: paths.init,
-        plugin: paths.plugin,
-        emulator_version: emulator,
-        deadline: Duration::from_secs(host.deadline),
-        fails_on_splat: kernels.build.debug_kernel,
-    };
     let queue = JobQueue {
         executor: &executor,
         shell,
@@ -186,6 +172,29 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
     };
     eprintln!("lab: run directory: {}", run_directory.path().display());
     Ok(status)
+}
+
+/// Returns the executor of jobs, after a check of its programs.
+fn executor(options: &CommonOptions, paths: &Paths) -> Result<Executor, LabError> {
+    let CommonOptions { kernels, host, output } = options;
+    let dry = output.dry_run;
+    check_programs(paths, dry)?;
+    let emulator_version = match emulator::version(&host.qemu) {
+        Err(_) if dry => "QEMU".to_owned(),
+        version => version?,
+    };
+    if !dry {
+        let machine = matrix::machine(host, 1, Bytes::mib(64));
+        emulator::probe(&host.qemu, &machine, &paths.plugin)?;
+    }
+    Ok(Executor {
+        qemu: host.qemu.clone(),
+        init: paths.init.clone(),
+        plugin: paths.plugin.clone(),
+        emulator_version,
+        deadline: Duration::from_secs(host.deadline),
+        fails_on_splat: kernels.build.debug_kernel,
+    })
 }
 
 /// Checks that the required programs of this workspace exist, before the kernels are built.

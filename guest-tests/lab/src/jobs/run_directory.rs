@@ -49,24 +49,33 @@ impl RunDirectory {
             return Err(CommandError::file("use the run directory", path, in_use));
         }
         let run_directory = Self { path };
-        for kernel in kernels {
-            let directory = run_directory.kernel_path(kernel);
-            shell.create_dir(&directory)?;
-            let description = serde_json::json!({
-                "name": kernel.name,
-                "title": kernel.title,
-                "series": kernel.series,
-                "commit": kernel.commit,
-                "tree": kernel.tree,
-                "compiler": kernel.compiler,
-                "image_sha256": kernel.image_sha256,
-            });
-            shell.write(&directory.join("kernel.json"), format!("{description:#}\n"))?;
-            if let Some(config) = &kernel.config {
-                shell.copy(config, &directory.join("config"))?;
-            }
-        }
+        kernels.iter().try_for_each(|kernel| run_directory.add_kernel(shell, kernel))?;
         Ok(run_directory)
+    }
+
+    /// Opens an existing directory.
+    pub fn open(path: &Path) -> Result<Self, CommandError> {
+        Ok(Self { path: absolute(path)? })
+    }
+
+    /// Creates the directory of a kernel and writes its `kernel.json`.
+    pub fn add_kernel(&self, shell: Shell, kernel: &Kernel) -> Result<(), CommandError> {
+        let directory = self.kernel_path(kernel);
+        shell.create_dir(&directory)?;
+        let description = serde_json::json!({
+            "name": kernel.name,
+            "title": kernel.title,
+            "series": kernel.series,
+            "commit": kernel.commit,
+            "tree": kernel.tree,
+            "compiler": kernel.compiler,
+            "image_sha256": kernel.image_sha256,
+        });
+        shell.write(&directory.join("kernel.json"), format!("{description:#}\n"))?;
+        match &kernel.config {
+            Some(config) => shell.copy(config, &directory.join("config")),
+            None => Ok(()),
+        }
     }
 
     pub fn path(&self) -> &Path {

@@ -46,7 +46,7 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    fn of_commit(name: String, commit: Commit) -> Self {
+    pub fn of_commit(name: String, commit: Commit) -> Self {
         Self {
             name,
             title: Some(commit.subject.clone()),
@@ -331,7 +331,7 @@ mod tests {
             .replace("TREE", &user.path().display().to_string())
             .replace("MAIL", &mail.display().to_string());
         let options = options(&format!("lab --cache {} {line}", directory.path().display()));
-        let paths = Paths::new(&options).unwrap();
+        let paths = Paths::new(&options.common).unwrap();
 
         let book = RecipeBook::new(Shell::new(false), &paths, &options.common.kernels)?;
 

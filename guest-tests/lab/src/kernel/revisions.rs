@@ -15,6 +15,8 @@ pub struct Commit {
     pub hash: String,
     pub subject: String,
     pub tree: TreeId,
+    /// Hashes of the parents; a merge has several.
+    pub parents: Vec<String>,
 }
 
 impl Commit {
@@ -57,29 +59,34 @@ impl UserTree<'_> {
             .query();
         if is_ancestor.is_err() {
             return Err(LabError::Unusable(format!(
-                "{} is no ancestor of {}, so there is no list of commits for --each",
+                "{} is no ancestor of {}, so no list of commits leads from one to the other",
                 before.title(),
                 after.title()
             )));
         }
-        let range = format!("{}..{}", before.hash, after.hash);
-        Ok(self.log(&["--reverse", "--first-parent", &range])?)
+        self.first_parents(&before.hash, &after.hash)
+    }
+
+    /// Returns the commits on the first-parent line of `after` that `before` does not contain,
+    /// oldest first.
+    pub fn first_parents(self, before: &str, after: &str) -> Result<Vec<Commit>, LabError> {
+        Ok(self.log(&["--reverse", "--first-parent", &format!("{before}..{after}")])?)
     }
 
     fn log(self, arguments: &[&str]) -> Result<Vec<Commit>, crate::command::CommandError> {
         let text = self
             .git("reading the commits")
-            .args(["log", "--no-show-signature", "--no-color", "--format=%H %T %s"])
+            .args(["log", "--no-show-signature", "--no-color", "--format=%H%x09%T%x09%P%x09%s"])
             .args(&arguments[..arguments.len() - 1])
             .arg("--end-of-options")
             .args(arguments.last())
             .arg("--")
             .query()?;
         let commit = |line: &str| {
-            let (hash, rest) = line.split_once(' ')?;
-            let (tree, subject) = rest.split_once(' ')?;
-            let (hash, subject) = (hash.to_owned(), subject.to_owned());
-            Some(Commit { hash, subject, tree: TreeId::new(tree) })
+            let mut fields = line.splitn(4, '\t');
+            let (hash, tree) = (fields.next()?.to_owned(), TreeId::new(fields.next()?));
+            let parents = fields.next()?.split_ascii_whitespace().map(str::to_owned).collect();
+            Some(Commit { hash, tree, parents, subject: fields.next()?.to_owned() })
         };
         Ok(text.lines().filter_map(commit).collect())
     }

@@ -21,7 +21,7 @@ pub use self::{
     kernels::{BuildOptions, KernelOptions, SourceOptions},
     workload::{GuestMatrix, Matrix, SelftestOptions, TestProgram, Workload},
 };
-pub(crate) use workload::{GUEST_BACKINGS, TEST_BACKINGS};
+pub(crate) use workload::{GUEST_BACKINGS, HUGETLB_2M, TEST_BACKINGS};
 
 /// A run: kernels, the jobs on each, and what becomes of the results.
 #[derive(Debug, Clone)]
@@ -165,8 +165,8 @@ pub(crate) struct Paths {
 
 impl Paths {
     /// Returns the paths of a run. By default, `init` and plugin are beside this program.
-    pub fn new(options: &Options) -> Result<Self, LabError> {
-        let CommonOptions { kernels, host, output } = &options.common;
+    pub fn new(options: &CommonOptions) -> Result<Self, LabError> {
+        let CommonOptions { kernels, host, output } = options;
         let program = env::current_exe()?;
         let built = program.parent().unwrap_or(Path::new(""));
         let target = built.parent().unwrap_or(Path::new(""));

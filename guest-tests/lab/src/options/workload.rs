@@ -78,7 +78,7 @@ impl Matrix {
                 backing: vec![Backing::Anonymous, HUGETLB_2M],
                 vcpus: vec![4],
                 size: Some(Bytes::mib(16)),
-                seeds: 1,
+                seeds: Some(1),
             },
             mode: GuestMode::P48V48_4K,
             offset: None,
@@ -113,7 +113,9 @@ pub struct SelftestOptions {
     pub(crate) tests: Vec<String>,
 }
 
-const HUGETLB_2M: Backing = Backing::AnonymousHugetlb(Some(Bytes::mib(2)));
+/// Schedules of a job, if none are set.
+const DEFAULT_SEEDS: u64 = 3;
+pub(crate) const HUGETLB_2M: Backing = Backing::AnonymousHugetlb(Some(Bytes::mib(2)));
 const HUGETLB_1G: Backing = Backing::AnonymousHugetlb(Some(Bytes::gib(1)));
 
 /// Backings, vCPU counts and sizes of guest memory, and schedules.
@@ -131,9 +133,9 @@ pub struct Load {
     /// larger]
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse_nonzero_size)]
     pub(crate) size: Option<Bytes>,
-    /// Boots of each job, each with another schedule
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u64).range(1..))]
-    seeds: u64,
+    /// Boots of each job, each with another schedule [default: 3]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    seeds: Option<u64>,
 }
 
 /// Backings of the page-table test, if none is set.
@@ -150,6 +152,12 @@ pub(crate) const GUEST_BACKINGS: &[Backing] = &[
 ];
 
 impl Load {
+    /// Returns this load; unset backing and number of schedules have one value.
+    pub(crate) fn with_one_job(self, backing: Backing) -> Self {
+        let backing = if self.backing.is_empty() { vec![backing] } else { self.backing };
+        Self { backing, seeds: self.seeds.or(Some(1)), ..self }
+    }
+
     /// Returns a value for each combination of backing, vCPU count and seed, in this order.
     pub(crate) fn combinations<T>(
         &self,
@@ -160,7 +168,10 @@ impl Load {
         let mut values = Vec::new();
         for &backing in backings {
             for &vcpus in &self.vcpus {
-                values.extend((0..self.seeds).map(|seed| value(backing, vcpus, seed)));
+                values.extend(
+                    (0..self.seeds.unwrap_or(DEFAULT_SEEDS))
+                        .map(|seed| value(backing, vcpus, seed)),
+                );
             }
         }
         values

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `granule lab bisect`: finds the commit that raised a count.
+//!
+//! The figure of GOOD determines the limit, and each measured commit above it is bad. The search
+//! follows the first parents from GOOD to BAD; if it ends at a merge, it continues in the merged
+//! branch. Counts are exact, so one boot for each commit is enough. A commit with the image of a
+//! measured one is not booted. A commit that cannot be built or booted is skipped.
+//!
+//! ```text
+//! lab-runs/NAME/bisect.json   settings and figures; --resume continues from them
+//! lab-runs/NAME/HASH/         kernel and results of a commit, as in every run
+//! ```
+
+mod figure;
+mod search;
+mod state;
+
+use std::{fs, path::PathBuf};
+
+use granule_report::input;
+
+use self::{
+    figure::Figure,
+    search::{Search, Step, Verdict, max_measurements},
+    state::{MeasuredCommit, State},
+};
+use crate::{
+    LabError, RunStatus, executor,
+    jobs::{
+        JobQueue,
+        execute::Executor,
+        matrix::{self, PlannedJob},
+        run_directory::RunDirectory,
+    },
+    kernel::{
+        Kernel,
+        build::KernelBuilder,
+        lock_cache,
+        recipe::Recipe,
+        revisions::{Commit, UserTree},
+        sources::Source,
+    },
+    options::{
+        BuildOptions, CommonOptions, HUGETLB_2M, HostOptions, Judgement, KernelOptions, Locations,
+        Matrix, Options, OutputOptions, Paths, SourceOptions,
+    },
+    progress::Progress,
+    report::print,
+    shell::{Shell, absolute, sha256},
+    with_causes,
+};
+
+/// Number of commits from which BAD is measured first: a search without a bad commit takes long.
+const CHECK_BAD_FIRST_FROM: usize = 16;
+
+/// Options of `granule lab bisect`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct BisectOptions {
+    /// Revision without the increase
+    #[arg(value_name = "GOOD")]
+    good: String,
+    /// Later revision with the increase
+    #[arg(value_name = "BAD")]
+    bad: String,
+    /// Git repository of the kernels, which is only read
+    #[arg(long, value_name = "TREE")]
+    git: PathBuf,
+    /// Continue the interrupted bisection in the directory --out
+    #[arg(long, requires = "out")]
+    resume: bool,
+    #[command(flatten)]
+    figure: Figure,
+    #[command(flatten)]
+    matrix: Matrix,
+    #[command(flatten)]
+    build: BuildOptions,
+    #[command(flatten)]
+    locations: Locations,
+    #[command(flatten)]
+    host: HostOptions,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+/// Result of a search.
+enum Found {
+    /// The first bad commit and the figure of its parent.
+    Culprit(Commit, u64),
+    /// The first bad commit is among these; the others are skipped.
+    Undecided(Vec<Commit>),
+}
+
+/// Bisects, prints the commit with both figures, and returns [`RunStatus::Failed`] if skipped
+/// commits leave it undecided.
+///
+/// # Errors
+/// A requirement is missing, a revision is unknown, GOOD cannot be measured, or no commit is bad.
+pub fn bisect(options: BisectOptions) -> Result<RunStatus, LabError> {
+    let tree = absolute(&options.git)?;
+    let user = UserTree(&tree);
+    let (good, bad) = (user.commit(&options.good)?, user.commit(&options.bad)?);
+    let commits = user.commits(&good, &bad)?;
+    if commits.is_empty() {
+        return Err(LabError::Unusable(format!(
+            "GOOD and BAD are the same commit, {}: set two revisions",
+            good.title()
+        )));
+    }
+    let mut bisection = Bisection::new(&options, &good)?;
+    bisection.progress.print_note(&format!(
+        "bisecting {} commits after {} by {}: at most {} kernels of {} jobs",
+        commits.len(),
+        good.title(),
+        options.figure.describe(),
+        1 + max_measurements(commits.len()) + u32::from(commits.len() >= CHECK_BAD_FIRST_FROM),
+        bisection.jobs.len(),
+    ));
+    let good_figure = bisection.measure(&good)?;
+    if bisection.shell.is_dry_run() {
+        return Ok(RunStatus::Passed);
+    }
+    let good_figure = good_figure.ok_or_else(|| {
+        LabError::Unusable(format!("GOOD, {}, cannot be measured: set another", good.title()))
+    })?;
+    bisection.good_figure = good_figure;
+    let found = bisection.search(user, &commits, good_figure)?;
+    bisection.progress.finish();
+    bisection.report(found)
+}
+
+struct Bisection<'a> {
+    options: &'a BisectOptions,
+    shell: Shell,
+    paths: Paths,
+    progress: Progress,
+    executor: Executor,
+    jobs: Vec<PlannedJob>,
+    run_directory: RunDirectory,
+    source: Source,
+    state: State,
+    good_figure: u64,
+    boots: usize,
+}
+
+impl<'a> Bisection<'a> {
+    fn new(options: &'a BisectOptions, good: &Commit) -> Result<Self, LabError> {
+        let origin = SourceOptions { locations: options.locations.clone(), ..Default::default() };
+        let common = CommonOptions {
+            kernels: KernelOptions {
+                git: Some(options.git.clone()),
+                build: options.build.clone(),
+                origin,
+                ..KernelOptions::default()
+            },
+            host: options.host.clone(),
+            output: options.output.clone(),
+        };
+        let shell = Shell::new(options.output.dry_run);
+        let paths = Paths::new(&common)?;
+        let executor = executor(&common, &paths)?;
+        let mut matrix = options.matrix.clone();
+        matrix.load = matrix.load.with_one_job(HUGETLB_2M);
+        let jobs =
+            matrix::jobs(&Options::page_table_test(common, matrix, Judgement::default()), &[]);
+        let mut settings = format!("{:?} {:?} {jobs:?}", options.figure, options.build);
+        settings += &format!(" {} {}", executor.emulator_version, good.hash);
+        for program in [&paths.init, &paths.plugin] {
+            settings += &fs::read(program).map_or_else(|_| String::new(), |file| sha256(&file));
+        }
+        let state = State::new(&settings);
+        let (run_directory, state) = match options.resume {
+            true => (RunDirectory::open(&paths.out)?, state.resume(&paths.out)?),
+            false => (RunDirectory::create(shell, &paths.out, &[])?, state),
+        };
+        let source = {
+            let _lock = lock_cache(shell, &paths.cache)?;
+            Source::open_git(shell, &paths.cache, &options.git, good.tree.clone())?
+        };
+        let progress = Progress::new(shell.is_dry_run());
+        let (good_figure, boots) = (0, 0);
+        Ok(Self {
+            options,
+            shell,
+            paths,
+            progress,
+            executor,
+            jobs,
+            run_directory,
+            source,
+            state,
+            good_figure,
+            boots,
+        })
+    }
+
+    /// Searches a list of commits, whose parent has the figure `before`, and the branch of a merge.
+    fn search(
+        &mut self,
+        user: UserTree<'_>,
+        commits: &[Commit],
+        before: u64,
+    ) -> Result<Found, LabError> {
+        let mut search = Search::new(commits.len());
+        let last = commits.len() - 1;
+        if commits.len() >= CHECK_BAD_FIRST_FROM
+            && let verdict @ Verdict::Good = self.judge(&commits[last])?
+        {
+            search.record(last, verdict);
+        }
+        loop {
+            match search.next() {
+                Step::Measure(index) => search.record(index, self.judge(&commits[index])?),
+                Step::Undecided(range) => return Ok(Found::Undecided(commits[range].to_vec())),
+                Step::NoneBad => {
+                    let figure = self.measure(&commits[last])?.unwrap_or_default();
+                    return Err(LabError::Unusable(format!(
+                        "no commit is bad: {} is {} at GOOD and {} at {}; the limit is {}",
+                        self.options.figure.describe(),
+                        self.good_figure,
+                        figure,
+                        commits[last].title(),
+                        self.options.figure.limit(self.good_figure),
+                    )));
+                }
+                Step::Found(index) => {
+                    let culprit = &commits[index];
+                    let before = match index.checked_sub(1) {
+                        Some(parent) => self.measure(&commits[parent])?.unwrap_or(before),
+                        None => before,
+                    };
+                    return self.descend(user, culprit, before);
+                }
+            }
+        }
+    }
+
+    /// Searches the branch that a merge merged; the merge itself is the culprit if no commit is.
+    fn descend(
+        &mut self,
+        user: UserTree<'_>,
+        culprit: &Commit,
+        before: u64,
+    ) -> Result<Found, LabError> {
+        let itself = || Found::Culprit(culprit.clone(), before);
+        let [first, second, ..] = culprit.parents.as_slice() else { return Ok(itself()) };
+        let branch = user.first_parents(first, second)?;
+        let (Some(start), Some(tip)) = (branch.first(), branch.last()) else { return Ok(itself()) };
+        self.progress.print_note(&format!(
+            "{} is a merge of {} commits, which are searched",
+            culprit.title(),
+            branch.len()
+        ));
+        if self.judge(tip)? != Verdict::Bad {
+            return Ok(itself());
+        }
+        let parent = match start.parents.first() {
+            Some(parent) => self.measure(&user.commit(parent)?)?,
+            None => None,
+        };
+        self.search(user, &branch, parent.unwrap_or(before))
+    }
+
+    fn judge(&mut self, commit: &Commit) -> Result<Verdict, LabError> {
+        Ok(match self.measure(commit)? {
+            None => Verdict::Skipped,
+            Some(figure) if self.options.figure.is_bad(figure, self.good_figure) => Verdict::Bad,
+            Some(_) => Verdict::Good,
+        })
+    }
+
+    /// Returns the figure of a commit; `None` if it cannot be measured.
+    fn measure(&mut self, commit: &Commit) -> Result<Option<u64>, LabError> {
+        let known = self.state.measured.iter().find(|measured| measured.commit == commit.hash);
+        if let Some(known) = known {
+            return Ok(known.figure);
+        }
+        self.progress.start_stage(format!("kernel of {}", commit.title()));
+        let (image_sha256, figure) = match self.build(commit) {
+            Ok(kernel) => {
+                let image = kernel.image_sha256.clone();
+                let mut measured = self.state.measured.iter();
+                let same = measured.find(|one| one.image_sha256.as_ref() == Some(&image));
+                let figure = match same {
+                    Some(same) => same.figure,
+                    None => self.boot(&kernel)?,
+                };
+                (Some(image), figure)
+            }
+            Err(error @ LabError::Failed { .. }) => {
+                self.progress.print_note(&with_causes(&error));
+                (None, None)
+            }
+            Err(error) => return Err(error),
+        };
+        if self.shell.is_dry_run() {
+            return Ok(None);
+        }
+        let text = figure.map_or_else(|| "skipped".to_owned(), |figure| figure.to_string());
+        self.progress.print_note(&format!("{}: {text}", commit.title()));
+        self.state.measured.push(MeasuredCommit {
+            commit: commit.hash.clone(),
+            subject: commit.subject.clone(),
+            image_sha256,
+            figure,
+        });
+        self.state.write(self.shell, self.run_directory.path())?;
+        Ok(figure)
+    }
+
+    fn build(&self, commit: &Commit) -> Result<Kernel, LabError> {
+        let recipe = Recipe::of_commit(commit.short_hash().to_owned(), commit.clone());
+        let _lock = lock_cache(self.shell, &self.paths.cache)?;
+        let builder =
+            KernelBuilder::new(self.shell, &self.paths, &self.source, &self.options.build)?;
+        Ok(builder.build(&builder.plan(&recipe)?)?.0)
+    }
+
+    /// Runs the jobs on a kernel and returns its figure; `None` if a job failed.
+    fn boot(&mut self, kernel: &Kernel) -> Result<Option<u64>, LabError> {
+        let kernels = std::slice::from_ref(kernel);
+        self.run_directory.add_kernel(self.shell, kernel)?;
+        let queue = JobQueue {
+            executor: &self.executor,
+            shell: self.shell,
+            progress: &self.progress,
+            run_directory: &self.run_directory,
+            emulator_count: self.options.host.emulator_count(),
+        };
+        let results = queue.run(kernels, &self.jobs);
+        self.boots += self.jobs.len();
+        if self.shell.is_dry_run() {
+            return Ok(None);
+        }
+        let written =
+            self.run_directory.write_records(kernels, &self.jobs, results, &self.progress);
+        if !matches!(written, Ok(false)) {
+            return Ok(None);
+        }
+        let records = input::read_results(&self.run_directory.results_path(kernel))?;
+        self.options.figure.of(&records).map(Some)
+    }
+
+    fn report(&mut self, found: Found) -> Result<RunStatus, LabError> {
+        let figure = self.options.figure.describe();
+        let mut text = String::new();
+        let status = match found {
+            Found::Culprit(commit, before) => {
+                let after = self.measure(&commit)?.unwrap_or_default();
+                text += &format!(
+                    "first bad commit: {}\n  {figure}: {before} before, {after} after{}\n",
+                    commit.title(),
+                    change(before, after),
+                );
+                RunStatus::Passed
+            }
+            Found::Undecided(commits) => {
+                text +=
+                    "undecided: the commits between are skipped; the first bad commit is one of\n";
+                for commit in commits {
+                    text += &format!("  {}\n", commit.title());
+                }
+                RunStatus::Failed
+            }
+        };
+        let skipped = self.state.measured.iter().filter(|one| one.figure.is_none()).count();
+        text += &format!(
+            "  {} commits measured, {skipped} skipped, {} boots; GOOD has {}, the limit is {}\n",
+            self.state.measured.len() - skipped,
+            self.boots,
+            self.good_figure,
+            self.options.figure.limit(self.good_figure),
+        );
+        self.run_directory.write_report(&text)?;
+        print(&text)?;
+        eprintln!("lab: run directory: {}", self.run_directory.path().display());
+        Ok(status)
+    }
+}
+
+/// Formats the relative change of a figure.
+#[expect(clippy::cast_precision_loss, reason = "a percentage need not be exact")]
+fn change(before: u64, after: u64) -> String {
+    match before {
+        0 => String::new(),
+        before => format!(" ({:+.1}%)", 100.0 * (after as f64 / before as f64 - 1.0)),
+    }
+}
