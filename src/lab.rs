@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use granule_lab::{
-    self as lab, BisectOptions, CommonOptions, GuestMatrix, HostPackages, Judgement, LinuxVersion,
-    Locations, Matrix, Options, RunStatus, SelftestOptions, SourceOptions,
+    self as lab, BisectOptions, CommonOptions, GuestMatrix, HostPackages, LinuxVersion, Locations,
+    Matrix, Options, ReportOptions, RunStatus, SelftestOptions, SourceOptions,
 };
 
 use super::{CommandOutcome, CommandResult};
@@ -27,7 +27,7 @@ pub struct Args {
     #[command(flatten)]
     matrix: Matrix,
     #[command(flatten)]
-    judgement: Judgement,
+    report: ReportOptions,
 }
 
 /// Subcommands of `granule lab`.
@@ -88,7 +88,7 @@ enum LabCommand {
 /// Runs `granule lab`.
 pub fn run(args: Args) -> CommandResult {
     let Some(command) = args.command else {
-        return execute(&Options::page_table_test(args.common, args.matrix, args.judgement));
+        return execute(&Options::page_table_test(args.common, args.matrix, args.report));
     };
     match command {
         LabCommand::Smoke { common } => return execute(&Options::smoke(common)),

@@ -50,8 +50,9 @@ pub use self::{
     host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
     options::{
-        BuildOptions, CommonOptions, GuestMatrix, HostOptions, Judgement, KernelOptions, Locations,
-        Matrix, Options, OutputOptions, SelftestOptions, SourceOptions, TestProgram, Workload,
+        BuildOptions, CommonOptions, GuestMatrix, HostOptions, KernelOptions, Locations, Matrix,
+        Options, OutputOptions, ReportOptions, SelftestOptions, SourceOptions, TestProgram,
+        Workload,
     },
     report::RunStatus,
     values::{BuildSetting, LinuxVersion, MakeVariable, PageSize, Revisions},

@@ -41,8 +41,8 @@ use crate::{
         sources::Source,
     },
     options::{
-        BuildOptions, CommonOptions, HUGETLB_2M, HostOptions, Judgement, KernelOptions, Locations,
-        Matrix, Options, OutputOptions, Paths, SourceOptions,
+        BuildOptions, CommonOptions, HUGETLB_2M, HostOptions, KernelOptions, Locations, Matrix,
+        Options, OutputOptions, Paths, ReportOptions, SourceOptions,
     },
     progress::Progress,
     report::print,
@@ -161,7 +161,7 @@ impl<'a> Bisection<'a> {
         let mut matrix = options.matrix.clone();
         matrix.load = matrix.load.with_one_job(HUGETLB_2M);
         let jobs =
-            matrix::jobs(&Options::page_table_test(common, matrix, Judgement::default()), &[]);
+            matrix::jobs(&Options::page_table_test(common, matrix, ReportOptions::default()), &[]);
         let mut settings = format!("{:?} {:?} {jobs:?}", options.figure, options.build);
         settings += &format!(" {} {}", executor.emulator_version, good.hash);
         for program in [&paths.init, &paths.plugin] {

@@ -249,7 +249,7 @@ pub mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::options::{CommonOptions, Judgement};
+    use crate::options::{CommonOptions, ReportOptions};
 
     /// Returns the options of a command line: `lab OPTIONS`, `guest OPTIONS`.
     pub fn options(line: &str) -> Options {
@@ -273,7 +273,7 @@ pub mod tests {
             return Options::guest(common, matrix);
         }
         let TestArgs { common, matrix } = TestArgs::parse_from(words());
-        Options::page_table_test(common, matrix, Judgement::default())
+        Options::page_table_test(common, matrix, ReportOptions::default())
     }
 
     fn names(jobs: &[PlannedJob]) -> Vec<&str> {

@@ -10,8 +10,8 @@ use std::{
     path::{Path, PathBuf, absolute},
 };
 
-use clap::{builder::RangedI64ValueParser, value_parser};
-use granule_report::FailOn;
+use clap::{ValueEnum, builder::RangedI64ValueParser, value_parser};
+use granule_report::{ComparisonOptions, FailOn, command_line};
 use granule_types::units::parse_percentage;
 
 use crate::LabError;
@@ -28,7 +28,7 @@ pub(crate) use workload::{GUEST_BACKINGS, HUGETLB_2M, TEST_BACKINGS};
 pub struct Options {
     pub(crate) common: CommonOptions,
     pub(crate) workload: Workload,
-    pub(crate) judgement: Judgement,
+    pub(crate) report: ReportOptions,
 }
 
 impl Options {
@@ -36,25 +36,25 @@ impl Options {
     pub const fn page_table_test(
         common: CommonOptions,
         matrix: Matrix,
-        judgement: Judgement,
+        report: ReportOptions,
     ) -> Self {
-        Self { common, workload: Workload::PageTableTest(matrix), judgement }
+        Self { common, workload: Workload::PageTableTest(matrix), report }
     }
 
     /// Returns a run of a tiny matrix, in which no regression is a failure.
     pub fn smoke(common: CommonOptions) -> Self {
-        let judgement = Judgement { fail_on: FailOn::Never, ..Judgement::default() };
-        Self::page_table_test(common, Matrix::smoke(), judgement)
+        let report = ReportOptions { fail_on: FailOn::Never, ..ReportOptions::default() };
+        Self::page_table_test(common, Matrix::smoke(), report)
     }
 
     /// Returns boots of a Linux guest.
     pub fn guest(common: CommonOptions, matrix: GuestMatrix) -> Self {
-        Self { common, workload: Workload::Guest(matrix), judgement: Judgement::default() }
+        Self { common, workload: Workload::Guest(matrix), report: ReportOptions::default() }
     }
 
     /// Returns a run of the kernel's KVM selftests.
     pub fn selftests(common: CommonOptions, tests: SelftestOptions) -> Self {
-        Self { common, workload: Workload::Selftests(tests), judgement: Judgement::default() }
+        Self { common, workload: Workload::Selftests(tests), report: ReportOptions::default() }
     }
 }
 
@@ -81,11 +81,21 @@ pub struct OutputOptions {
     pub(crate) dry_run: bool,
 }
 
-/// Judgement of a comparison.
+/// Report of a comparison.
 #[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "Output")]
-pub struct Judgement {
-    /// Smallest slowdown of a phase that is a regression [default: 3]
+#[command(next_help_heading = "Report")]
+pub struct ReportOptions {
+    /// Format of the printed comparison; the run directory contains the text and the page
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: ReportFormat,
+    /// Compare this phase only; repeat the option for more phases
+    #[arg(long, value_name = "PHASE")]
+    phase: Vec<String>,
+    /// Judge a count, such as guest_aborts or 'DC CIVAC', instead of the time; repeat the option to
+    /// judge several, of which one may be time
+    #[arg(long, value_name = "COUNT")]
+    metric: Vec<String>,
+    /// Smallest slowdown that is a regression [default: 3]
     #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
     min_effect: Option<f64>,
     /// Verdict for which the exit code is 1
@@ -93,10 +103,28 @@ pub struct Judgement {
     pub(crate) fail_on: FailOn,
 }
 
-impl Judgement {
-    /// Returns the smallest ratio of a slowdown that is a regression; `None` selects the default.
-    pub(crate) fn min_effect(&self) -> Option<f64> {
-        self.min_effect.map(|percent| percent / 100.0)
+/// Format of a printed comparison.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum ReportFormat {
+    /// Plain text
+    #[default]
+    Text,
+    /// Markdown tables
+    Markdown,
+    /// Text for a cover letter: at most 72 columns, a row for each kernel
+    Cover,
+}
+
+impl ReportOptions {
+    /// Returns the options of a comparison.
+    pub(crate) fn comparison(&self) -> ComparisonOptions {
+        ComparisonOptions {
+            min_effect: self.min_effect.map(|percent| percent / 100.0),
+            metrics: self.metric.clone(),
+            phases: self.phase.clone(),
+            command: Some(command_line()),
+            ..ComparisonOptions::default()
+        }
     }
 }
 

@@ -2,13 +2,15 @@
 //! Compares the kernels of a run: the last with the first and, with more than two kernels, each
 //! with its predecessor.
 
-use granule_report::{Comparison, LabelledSide, command_line, input, render};
+use granule_report::{
+    Comparison, ComparisonOptions, ComparisonSet, LabelledSide, command_line, input, render,
+};
 
 use crate::{
     LabError,
     jobs::run_directory::RunDirectory,
     kernel::Kernel,
-    options::Options,
+    options::{Options, ReportFormat},
     report::{RunStatus, print, publish_html},
 };
 
@@ -25,31 +27,31 @@ pub fn compare(
     run_directory: &RunDirectory,
     kernels: &[Kernel],
 ) -> Result<RunStatus, LabError> {
-    let pairs = pairs(kernels);
+    let settings = ComparisonOptions {
+        // Commits may be of different versions, which the report then names.
+        is_forced: options.common.kernels.git.is_some(),
+        ..options.report.comparison()
+    };
     let mut status = RunStatus::Passed;
     let mut report = summary(run_directory, kernels)?;
+    let mut markdown = report.clone();
     let mut html = None;
+    let pairs = pairs(kernels);
     let whole_series = pairs.len().saturating_sub(1);
     for (index, pair) in pairs.into_iter().enumerate() {
         let [before, after] = pair.map(|kernel| run_directory.results_path(kernel));
         if !before.is_file() || !after.is_file() {
             continue;
         }
-        let settings = granule_report::ComparisonOptions {
-            labels: Some(pair.map(|kernel| kernel.name.clone())),
-            min_effect: options.judgement.min_effect(),
-            // Commits may be of different versions, which the report then names.
-            is_forced: options.common.kernels.git.is_some(),
-            command: Some(command_line()),
-            ..granule_report::ComparisonOptions::default()
-        };
+        let labels = Some(pair.map(|kernel| kernel.name.clone()));
+        let settings = ComparisonOptions { labels, ..settings.clone() };
         let (before, after) = (input::read_side(&[before])?, input::read_side(&[after])?);
         let comparison = Comparison::new(&before, &after, &settings)?;
-        report.push_str(&render::text(&comparison));
-        report.push('\n');
+        report.push_str(&format!("{}\n", render::text(&comparison)));
+        markdown.push_str(&format!("{}\n", render::markdown(&comparison)));
         let page = render::html(&comparison);
         if index == whole_series {
-            if options.judgement.fail_on.is_failure(&comparison) {
+            if options.report.fail_on.is_failure(&comparison) {
                 status = RunStatus::Failed;
             }
             html = Some(page);
@@ -58,7 +60,11 @@ pub fn compare(
         }
     }
     run_directory.write_report(&report)?;
-    print(&report)?;
+    print(&match options.report.format {
+        ReportFormat::Cover if kernels.len() > 1 => cover(run_directory, kernels, &settings)?,
+        ReportFormat::Markdown => markdown,
+        _ => report,
+    })?;
     if html.is_none() {
         html = last_kernel_html(run_directory, kernels)?;
     }
@@ -66,6 +72,34 @@ pub fn compare(
         publish_html(run_directory, &html)?;
     }
     Ok(status)
+}
+
+/// Returns the text for a cover letter: the subject of each kernel, and the comparison.
+fn cover(
+    run_directory: &RunDirectory,
+    kernels: &[Kernel],
+    settings: &ComparisonOptions,
+) -> Result<String, LabError> {
+    let mut text = String::new();
+    for kernel in kernels {
+        if let Some(title) = &kernel.title {
+            text.push_str(&format!("{}: {title}\n", kernel.name));
+        }
+    }
+    let set = ComparisonSet::new(sides(run_directory, kernels)?, settings)?;
+    text.push_str(if text.is_empty() { "" } else { "\n" });
+    text.push_str(&render::cover(&set, &[command_line()]));
+    Ok(text)
+}
+
+/// Reads the results of each kernel that has some.
+fn sides(run_directory: &RunDirectory, kernels: &[Kernel]) -> Result<Vec<LabelledSide>, LabError> {
+    let with_results = kernels.iter().filter(|kernel| run_directory.results_path(kernel).is_file());
+    let side = |kernel: &Kernel| {
+        let samples = input::read_side(&[run_directory.results_path(kernel)])?;
+        Ok(LabelledSide { label: kernel.name.clone(), samples })
+    };
+    with_results.map(side).collect()
 }
 
 /// Returns the pairs of kernels to compare, ending with the first and the last kernel.
@@ -84,17 +118,7 @@ fn pairs(kernels: &[Kernel]) -> Vec<[&Kernel; 2]> {
 fn summary(run_directory: &RunDirectory, kernels: &[Kernel]) -> Result<String, LabError> {
     Ok(match kernels {
         [kernel] => render::phase_table(&input::read_side(&[run_directory.results_path(kernel)])?),
-        [_, _, _, ..] => {
-            let sides = kernels
-                .iter()
-                .filter(|kernel| run_directory.results_path(kernel).is_file())
-                .map(|kernel| {
-                    let samples = input::read_side(&[run_directory.results_path(kernel)])?;
-                    Ok(LabelledSide { label: kernel.name.clone(), samples })
-                })
-                .collect::<Result<Vec<_>, LabError>>()?;
-            render::kernel_table(&sides)
-        }
+        [_, _, _, ..] => render::kernel_table(&sides(run_directory, kernels)?),
         _ => String::new(),
     })
 }
