@@ -61,7 +61,7 @@ use self::{
     command::CommandError,
     host::emulator,
     jobs::{JobQueue, execute::Executor, matrix, run_directory::RunDirectory},
-    options::Paths,
+    options::{Paths, RunPath},
     progress::Progress,
     report::{RunInfo, comparison, guest_boot_report, selftest_report},
     shell::Shell,
@@ -134,9 +134,13 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
     let shell = Shell::new(dry);
     let paths = Paths::new(&options.common)?;
     let progress = Progress::new(dry);
+    if let RunPath::Given(path) = &paths.out {
+        RunDirectory::check_unused(shell, path)?;
+    }
     let executor = executor(&options.common, &paths)?;
     let (built, tests) = kernel::prepare(shell, options, &paths, &progress)?;
-    let run_directory = RunDirectory::create(shell, &paths.out, &built)?;
+    let run_directory = RunDirectory::create(shell, &paths.out)?;
+    run_directory.add_kernels(shell, &built)?;
     let jobs = matrix::jobs(options, &tests);
     let queue = JobQueue {
         executor: &executor,

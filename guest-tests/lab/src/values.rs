@@ -4,9 +4,10 @@
 use std::{fmt, str::FromStr};
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 
 /// Linux version without its sublevel: `5.10`. It is also the name of a directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LinuxVersion {
     /// `VERSION` of the Makefile.
     pub major: u32,
@@ -55,7 +56,7 @@ impl FromStr for LinuxVersion {
 }
 
 /// Revisions on the command line: `REVISION`, or `BEFORE..AFTER`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Revisions {
     /// One revision.
     One(String),
@@ -87,7 +88,7 @@ impl FromStr for Revisions {
 }
 
 /// Variable of `make` and its value: `LLVM=1`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MakeVariable {
     /// Name of the variable.
     pub name: String,
@@ -117,7 +118,7 @@ impl FromStr for MakeVariable {
 }
 
 /// Setting of a build: a configuration symbol or a variable of `make`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BuildSetting {
     /// Line of a configuration fragment.
     Config(String),
@@ -146,7 +147,7 @@ pub fn parse_variant(text: &str) -> Result<(String, BuildSetting), String> {
 }
 
 /// Base page size of a host kernel.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum PageSize {
     /// 4096 bytes
     #[default]

@@ -7,6 +7,7 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::units::Bytes;
@@ -96,6 +97,19 @@ impl fmt::Display for GuestMode {
             return write!(f, "PA-bits:ANY, VA-bits:{va_bits}, {kib:>2}K pages");
         }
         write!(f, "PA-bits:{},  VA-bits:{va_bits}, {kib:>2}K pages", self.pa_bits)
+    }
+}
+
+impl Serialize for GuestMode {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(self.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for GuestMode {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 

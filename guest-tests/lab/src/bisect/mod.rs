@@ -42,7 +42,7 @@ use crate::{
     },
     options::{
         BuildOptions, CommonOptions, HUGETLB_2M, HostOptions, KernelOptions, Locations, Matrix,
-        Options, OutputOptions, Paths, ReportOptions, SourceOptions,
+        Options, OutputOptions, Paths, ReportOptions, RunPath, SourceOptions,
     },
     progress::Progress,
     report::print,
@@ -65,9 +65,6 @@ pub struct BisectOptions {
     /// Git repository of the kernels, which is only read
     #[arg(long, value_name = "TREE")]
     git: PathBuf,
-    /// Continue the interrupted bisection in the directory --out
-    #[arg(long, requires = "out")]
-    resume: bool,
     #[command(flatten)]
     figure: Figure,
     #[command(flatten)]
@@ -168,9 +165,11 @@ impl<'a> Bisection<'a> {
             settings += &fs::read(program).map_or_else(|_| String::new(), |file| sha256(&file));
         }
         let state = State::new(&settings);
-        let (run_directory, state) = match options.resume {
-            true => (RunDirectory::open(&paths.out)?, state.resume(&paths.out)?),
-            false => (RunDirectory::create(shell, &paths.out, &[])?, state),
+        let (run_directory, state) = match &paths.out {
+            RunPath::Given(path) if options.output.resume => {
+                (RunDirectory::open(path)?, state.resume(path)?)
+            }
+            _ => (RunDirectory::create(shell, &paths.out)?, state),
         };
         let source = {
             let _lock = lock_cache(shell, &paths.cache)?;

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, fmt, fs, str::FromStr};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Classes of instructions with costs in the plugin.
 const CLASSES: [&str; 12] = [
@@ -30,7 +30,7 @@ const BUILT_IN_TABLES: [(&str, &str); 2] = [
     ("neoverse-n1", include_str!("../../costs/neoverse-n1.toml")),
 ];
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CostTable {
     machine: String,
     /// Picoseconds by class.

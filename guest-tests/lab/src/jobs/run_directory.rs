@@ -26,6 +26,7 @@ use crate::{
     command::CommandError,
     jobs::{JobResults, KERNEL_DOES_NOT_BOOT, matrix::PlannedJob},
     kernel::Kernel,
+    options::RunPath,
     progress::Progress,
     shell::{Shell, absolute},
     with_causes,
@@ -37,20 +38,39 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Creates the directory, which must be empty if it exists, and writes each `kernel.json`.
-    pub fn create(shell: Shell, path: &Path, kernels: &[Kernel]) -> Result<Self, CommandError> {
-        let path = absolute(path)?;
-        let in_use = fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
-        if in_use && !shell.is_dry_run() {
-            let in_use = io::Error::new(
+    /// Creates the directory. An existing one must be empty, and is never used for a number.
+    pub fn create(shell: Shell, path: &RunPath) -> Result<Self, CommandError> {
+        let path = match path {
+            RunPath::Given(path) => {
+                Self::check_unused(shell, path)?;
+                shell.create_dir(path)?;
+                path.clone()
+            }
+            RunPath::Numbered(stem) => create_numbered(shell, stem)?,
+        };
+        Ok(Self { path })
+    }
+
+    /// Refuses a path that is no empty directory.
+    pub fn check_unused(shell: Shell, path: &Path) -> Result<(), CommandError> {
+        let error = match fs::read_dir(path).map(|mut entries| entries.next().is_some()) {
+            Ok(true) => io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "it is not empty; remove it or set another one with --out",
-            );
-            return Err(CommandError::file("use the run directory", path, in_use));
+                "it is not empty; remove it, set another one with --out, or continue its run with \
+                 --resume",
+            ),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => error,
+            _ => return Ok(()),
+        };
+        match shell.is_dry_run() {
+            true => Ok(()),
+            false => Err(CommandError::file("use the run directory", path, error)),
         }
-        let run_directory = Self { path };
-        kernels.iter().try_for_each(|kernel| run_directory.add_kernel(shell, kernel))?;
-        Ok(run_directory)
+    }
+
+    /// Writes `kernel.json` and the configuration of each kernel.
+    pub fn add_kernels(&self, shell: Shell, kernels: &[Kernel]) -> Result<(), CommandError> {
+        kernels.iter().try_for_each(|kernel| self.add_kernel(shell, kernel))
     }
 
     /// Opens an existing directory.
@@ -146,6 +166,64 @@ impl RunDirectory {
     }
 }
 
+/// Creates the first unused directory of `STEM-001`, `STEM-002` … No other run gets the same one.
+fn create_numbered(shell: Shell, stem: &Path) -> Result<PathBuf, CommandError> {
+    let mut number = 0;
+    loop {
+        number += 1;
+        let path = PathBuf::from(format!("{}-{number:03}", stem.display()));
+        if path.exists() {
+            continue;
+        }
+        if shell.is_dry_run() {
+            shell.create_dir(&path)?;
+            return Ok(path);
+        }
+        shell.create_dir(stem.parent().unwrap_or(Path::new(".")))?;
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(CommandError::file("create the directory", path, error)),
+            Ok(()) => return Ok(path),
+        }
+    }
+}
+
 fn write(path: &Path, text: &str) -> Result<(), CommandError> {
     Shell::new(false).write(path, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_that_start_at_the_same_time_get_different_directories() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = RunPath::Numbered(parent.path().join("lab-runs/5.10"));
+        let create = || RunDirectory::create(Shell::new(false), &path).unwrap().path;
+
+        let mut created: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(create)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+
+        created.sort();
+        created.dedup();
+        assert_eq!(created.len(), 8);
+        assert!(created[7].ends_with("lab-runs/5.10-008"), "{created:?}");
+    }
+
+    #[test]
+    fn a_given_directory_with_files_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = RunPath::Given(directory.path().to_owned());
+        let create = || RunDirectory::create(Shell::new(false), &path);
+        let empty = create().is_ok();
+        std::fs::write(directory.path().join("x"), "").unwrap();
+
+        let error = create().unwrap_err();
+
+        assert!(empty);
+        assert!(with_causes(&error).contains("not empty"), "{error}");
+    }
 }

@@ -5,11 +5,12 @@ use std::{path::PathBuf, thread::available_parallelism};
 
 use clap::value_parser;
 use granule_types::units::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::host::costs::CostTable;
 
 /// The emulated host.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Host")]
 pub struct HostOptions {
     /// CPU model of the emulated host
@@ -32,6 +33,7 @@ pub struct HostOptions {
     pub(crate) memory: Option<Bytes>,
     /// Number of parallel emulators [default: one for each CPU of this machine]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    #[serde(skip)]
     jobs: Option<u32>,
     /// Seconds of real time after which an emulator is terminated
     #[arg(long, value_name = "SECONDS", default_value_t = 900,

@@ -3,11 +3,13 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::Locations;
 use crate::values::{BuildSetting, LinuxVersion, MakeVariable, PageSize, Revisions, parse_variant};
 
 /// Kernels under test.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Kernel")]
 pub struct KernelOptions {
     #[command(flatten)]
@@ -48,7 +50,7 @@ pub struct KernelOptions {
 }
 
 /// Source of the base.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Kernel")]
 pub struct SourceOptions {
     /// Linux version of the base: Debian's linux-source-VERSION [default: 5.10]
@@ -71,7 +73,7 @@ impl SourceOptions {
 }
 
 /// Build of the kernels.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Kernel")]
 pub struct BuildOptions {
     /// Additional configuration fragment

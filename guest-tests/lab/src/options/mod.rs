@@ -13,6 +13,7 @@ use std::{
 use clap::{ValueEnum, builder::RangedI64ValueParser, value_parser};
 use granule_report::{ComparisonOptions, FailOn, command_line};
 use granule_types::units::parse_percentage;
+use serde::{Deserialize, Serialize};
 
 use crate::LabError;
 
@@ -24,7 +25,7 @@ pub use self::{
 pub(crate) use workload::{GUEST_BACKINGS, HUGETLB_2M, TEST_BACKINGS};
 
 /// A run: kernels, the jobs on each, and what becomes of the results.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Options {
     pub(crate) common: CommonOptions,
     pub(crate) workload: Workload,
@@ -59,7 +60,7 @@ impl Options {
 }
 
 /// Options of every run.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 pub struct CommonOptions {
     #[command(flatten)]
     pub(crate) kernels: KernelOptions,
@@ -70,19 +71,24 @@ pub struct CommonOptions {
 }
 
 /// Output of a run.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Output")]
 pub struct OutputOptions {
     /// Run directory [default: the next unused one below lab-runs]
     #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
+    /// Continue the interrupted run in --out: a job that ended with the same inputs is not run again
+    #[arg(long, requires = "out", conflicts_with = "dry_run")]
+    #[serde(skip)]
+    pub(crate) resume: bool,
     /// Print the run as shell and execute nothing
     #[arg(long)]
+    #[serde(skip)]
     pub(crate) dry_run: bool,
 }
 
 /// Report of a comparison.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Report")]
 pub struct ReportOptions {
     /// Format of the printed comparison; the run directory contains the text and the page
@@ -104,7 +110,7 @@ pub struct ReportOptions {
 }
 
 /// Format of a printed comparison.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum ReportFormat {
     /// Plain text
     #[default]
@@ -129,7 +135,7 @@ impl ReportOptions {
 }
 
 /// The repository and the cache.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args, Serialize, Deserialize)]
 pub struct Locations {
     /// Repository [default: $GRANULE_ROOT, or the one that contains the current directory or this
     /// program]
@@ -179,6 +185,14 @@ impl Locations {
     }
 }
 
+/// Path of a run directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RunPath {
+    Given(PathBuf),
+    /// The first unused one of `PATH-001`, `PATH-002` …
+    Numbered(PathBuf),
+}
+
 /// Paths of a run.
 #[derive(Debug)]
 pub(crate) struct Paths {
@@ -188,7 +202,7 @@ pub(crate) struct Paths {
     pub plugin: PathBuf,
     /// Cache of sources, objects and kernels.
     pub cache: PathBuf,
-    pub out: PathBuf,
+    pub out: RunPath,
 }
 
 impl Paths {
@@ -200,17 +214,15 @@ impl Paths {
         let target = built.parent().unwrap_or(Path::new(""));
         let or =
             |path: &Option<PathBuf>, default: PathBuf| absolute(path.clone().unwrap_or(default));
-        let next = || {
-            (1..)
-                .map(|number| PathBuf::from(format!("lab-runs/{}-{number:03}", kernels.run_name())))
-                .find(|path| !path.exists())
-        };
         Ok(Self {
             linux: kernels.origin.locations.linux()?,
             init: or(&host.init, target.join("aarch64-unknown-linux-musl/release/granule"))?,
             plugin: or(&host.plugin, built.join("libgranule_qemu_plugin.so"))?,
             cache: kernels.origin.locations.cache()?,
-            out: output.out.clone().or_else(next).unwrap_or_else(|| "lab-runs".into()),
+            out: match &output.out {
+                Some(path) => RunPath::Given(absolute(path)?),
+                None => RunPath::Numbered(absolute("lab-runs")?.join(kernels.run_name())),
+            },
         })
     }
 }

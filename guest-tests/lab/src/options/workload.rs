@@ -9,11 +9,12 @@ use granule_types::{
     guest_mode::GuestMode,
     units::{Bytes, parse_nonzero_size},
 };
+use serde::{Deserialize, Serialize};
 
 use super::cpu_count_parser;
 
 /// Jobs on each kernel.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Workload {
     /// The page-table test.
     PageTableTest(Matrix),
@@ -31,7 +32,7 @@ impl Workload {
 }
 
 /// Program of the page-table test.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum TestProgram {
     /// `granule bench`
     #[default]
@@ -42,7 +43,7 @@ pub enum TestProgram {
 }
 
 /// Configurations of the page-table test.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Workload")]
 pub struct Matrix {
     /// Program to run in the emulated host
@@ -90,7 +91,7 @@ impl Matrix {
 }
 
 /// Boots of a Linux guest.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Workload")]
 pub struct GuestMatrix {
     /// Boot the guests from vmlinuz, initrd.img and root.img in this directory (see scripts/guest),
@@ -105,7 +106,7 @@ pub struct GuestMatrix {
 }
 
 /// Selection of the kernel's KVM selftests.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Workload")]
 pub struct SelftestOptions {
     /// Run only this selftest; arguments after the name replace its default arguments
@@ -119,7 +120,7 @@ pub(crate) const HUGETLB_2M: Backing = Backing::AnonymousHugetlb(Some(Bytes::mib
 const HUGETLB_1G: Backing = Backing::AnonymousHugetlb(Some(Bytes::gib(1)));
 
 /// Backings, vCPU counts and sizes of guest memory, and schedules.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 pub struct Load {
     /// Backing of the memory [default: 4K, THP, hugetlb 2M and hugetlb 1G; for guests also shmem
     /// and shared hugetlb]

@@ -143,7 +143,7 @@ mod tests {
     use granule_types::record::Record;
 
     use super::*;
-    use crate::shell::Shell;
+    use crate::{options::RunPath, shell::Shell};
 
     #[test]
     fn the_html_report_of_one_kernel_has_its_phases() {
@@ -151,7 +151,9 @@ mod tests {
         let kernels =
             ["base", "series"].map(|name| Kernel::placeholder(name.to_owned(), "Image".into()));
         let run_directory =
-            RunDirectory::create(Shell::new(false), directory.path(), &kernels).unwrap();
+            RunDirectory::create(Shell::new(false), &RunPath::Given(directory.path().into()))
+                .unwrap();
+        run_directory.add_kernels(Shell::new(false), &kernels).unwrap();
         assert_eq!(last_kernel_html(&run_directory, &kernels).unwrap(), None, "nothing ran");
         let record: Record = serde_json::from_value(serde_json::json!({
             "schema": granule_types::record::SCHEMA, "engine": "kvm", "phase": "create", "ns": 1_234_567,

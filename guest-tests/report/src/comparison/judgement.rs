@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Judgements of the metrics of a phase, and the verdicts that make a comparison fail.
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::Comparison;
 use crate::{
@@ -46,7 +46,7 @@ pub fn serialize_first<S: Serializer>(
 }
 
 /// Verdicts that make a comparison fail.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum FailOn {
     /// A regression of a judged metric
