@@ -2,14 +2,16 @@
 //! The subcommand `granule compare`.
 
 use std::{
+    error::Error,
     fs,
     path::{Path, PathBuf},
+    slice,
 };
 
 use clap::ValueEnum;
 use granule_report::{
-    Comparison, ComparisonOptions, ComparisonSet, FailOn, LabelledSide, Verdict, command_line,
-    input, render,
+    Comparison, ComparisonOptions, ComparisonSet, FailOn, LabelledSide, SetupField, Verdict,
+    command_line, input, render, results::FileError,
 };
 use granule_types::units::parse_percentage;
 
@@ -19,7 +21,8 @@ use super::{CommandOutcome, CommandResult, write_stdout};
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "granule compare [OPTIONS] BEFORE AFTER\n       \
-                      granule compare [OPTIONS] BEFORE... -- AFTER...",
+                      granule compare [OPTIONS] BEFORE... -- AFTER...\n       \
+                      granule compare [OPTIONS] --by FIELD RESULTS...",
     after_help = "Exit code: 1 for a verdict of --fail-on, by default a regression by more than \
                   --min-effect; 2 if the sides are not comparable; otherwise 0. With --bisect: 125 \
                   for an inconclusive result, and 128, which ends `git bisect run`, instead of 2."
@@ -33,6 +36,10 @@ pub struct Args {
     /// Paths of AFTER, if a side has several
     #[arg(last = true, value_name = "AFTER")]
     after: Vec<PathBuf>,
+    /// Compare two configurations of one kernel: those that differ in this field, with the first of
+    /// them in the results
+    #[arg(long, value_enum, value_name = "FIELD", conflicts_with_all = ["after", "bisect"])]
+    by: Option<SetupField>,
     /// Smallest slowdown that is a regression [default: 1; under emulation 3]
     #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
     min_effect: Option<f64>,
@@ -100,18 +107,6 @@ pub fn run(args: Args) -> CommandResult {
 }
 
 fn compare_sides(args: Args) -> CommandResult {
-    let (before, after) = match (args.paths.as_slice(), args.after.as_slice()) {
-        ([before, after], []) => (std::slice::from_ref(before), std::slice::from_ref(after)),
-        (before, [_, ..]) => (before, args.after.as_slice()),
-        _ => {
-            return Err("expected BEFORE and AFTER, or BEFORE... -- AFTER...".into());
-        }
-    };
-    let label = |paths: &[PathBuf]| match paths {
-        [path] => path.display().to_string(),
-        [path, rest @ ..] => format!("{} and {} more", path.display(), rest.len()),
-        [] => String::new(),
-    };
     let options = ComparisonOptions {
         labels: None,
         is_forced: args.force,
@@ -121,14 +116,21 @@ fn compare_sides(args: Args) -> CommandResult {
         is_paired: args.paired,
         command: Some(command_line()),
     };
-    let mut sides = Vec::new();
-    for paths in [before, after] {
-        sides.push(LabelledSide { label: label(paths), samples: input::read_side(paths)? });
-    }
-    let set = ComparisonSet::new(sides, &options)?;
-    let text = render_set(args.format, &set)?;
+    let (set, text) = match args.by {
+        Some(field) => {
+            let set = ComparisonSet::by(&input::read_side(&args.paths)?, field, &options)?;
+            let text = render_set(args.format, &set)?;
+            (set, text)
+        }
+        None => {
+            let sides = kernel_sides(&args.paths, &args.after)?;
+            let set = ComparisonSet::new(sides.into(), &options)?;
+            let text = render_pair(args.format, &set)?;
+            (set, text)
+        }
+    };
     if let Some(path) = &args.output {
-        refuse_input(path, before.iter().chain(after))?;
+        refuse_input(path, args.paths.iter().chain(&args.after))?;
         fs::write(path, text)
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     } else {
@@ -144,7 +146,44 @@ fn compare_sides(args: Args) -> CommandResult {
     })
 }
 
-fn render_set(format: OutputFormat, set: &ComparisonSet) -> Result<String, serde_json::Error> {
+/// Reads both sides of a comparison of kernels.
+fn kernel_sides(paths: &[PathBuf], after: &[PathBuf]) -> Result<[LabelledSide; 2], Box<dyn Error>> {
+    let (before, after) = match (paths, after) {
+        ([before, after], []) => (slice::from_ref(before), slice::from_ref(after)),
+        (before, [_, ..]) => (before, after),
+        _ => {
+            return Err("expected BEFORE and AFTER, or BEFORE... -- AFTER...".into());
+        }
+    };
+    let label = |paths: &[PathBuf]| match paths {
+        [path] => path.display().to_string(),
+        [path, rest @ ..] => format!("{} and {} more", path.display(), rest.len()),
+        [] => String::new(),
+    };
+    let side = |paths: &[PathBuf]| -> Result<_, FileError> {
+        Ok(LabelledSide { label: label(paths), samples: input::read_side(paths)? })
+    };
+    Ok([side(before)?, side(after)?])
+}
+
+/// Renders the comparison of two kernels, the only one of the set.
+fn render_pair(format: OutputFormat, set: &ComparisonSet) -> Result<String, Box<dyn Error>> {
+    let [comparison] = set.comparisons() else {
+        return render_set(format, set);
+    };
+    Ok(match format {
+        OutputFormat::Html => render::html(comparison),
+        OutputFormat::Csv => render::csv(comparison),
+        OutputFormat::Json => render::json(comparison)?,
+        OutputFormat::Ktap => render::ktap(comparison),
+        OutputFormat::Benchstat => render::benchstat(comparison),
+        OutputFormat::Text | OutputFormat::Markdown | OutputFormat::Cover => {
+            render_set(format, set)?
+        }
+    })
+}
+
+fn render_set(format: OutputFormat, set: &ComparisonSet) -> Result<String, Box<dyn Error>> {
     let each = |render: fn(&Comparison) -> String| {
         let texts: Vec<String> = set.comparisons().iter().map(render).collect();
         texts.join("\n")
@@ -152,14 +191,18 @@ fn render_set(format: OutputFormat, set: &ComparisonSet) -> Result<String, serde
     Ok(match format {
         OutputFormat::Text => each(render::text),
         OutputFormat::Markdown => each(render::markdown),
-        OutputFormat::Html => each(render::html),
+        OutputFormat::Html => render::html_set(set),
         OutputFormat::Cover => render::cover(set, &[command_line()]),
-        OutputFormat::Csv => each(render::csv),
-        OutputFormat::Json => {
-            set.comparisons().iter().map(render::json).collect::<Result<_, _>>()?
+        OutputFormat::Csv => render::csv_set(set),
+        OutputFormat::Json => render::json_set(set)?,
+        OutputFormat::Ktap | OutputFormat::Benchstat => {
+            let name = format.to_possible_value().map(|value| value.get_name().to_owned());
+            return Err(format!(
+                "--format {} conflicts with --by; expected text, markdown, html, cover, csv or json",
+                name.unwrap_or_default()
+            )
+            .into());
         }
-        OutputFormat::Ktap => each(render::ktap),
-        OutputFormat::Benchstat => each(render::benchstat),
     })
 }
 

@@ -200,6 +200,25 @@ fn the_text_for_a_cover_letter_ends_with_its_command() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), text, "{command}");
 }
 
+#[test]
+fn the_backings_of_one_kernel_are_compared() {
+    let inputs = InputDirectory::new();
+    let small = inputs.write_log("small", PHASE_TIMES, 8);
+    let log = fs::read_to_string(&small).unwrap();
+    let huge = log.replace("anonymous", "anonymous_thp").replace("0.000200", "0.000300");
+    let both = inputs.write("both", &(log + &huge));
+
+    let (slower, text, _) = compare(&["--by", "backing", &both]);
+    let (printed, ..) = compare(&["--by", "backing", &both, "--fail-on", "never"]);
+    let (_, from_files, _) = compare(&["--by", "backing", &small, &inputs.write("huge", &huge)]);
+    let (refused, output, error) = compare(&["--by", "backing", &both, "--format", "ktap"]);
+
+    assert_eq!((slower, printed, refused), (Some(1), Some(0), Some(2)));
+    assert!(text.contains("before    anonymous\nafter     anonymous_thp\n"), "{text}");
+    assert_eq!(from_files, text);
+    assert!(output.is_empty() && error.contains("--format ktap conflicts with --by"), "{error}");
+}
+
 /// Runs `git bisect` in a repository in which each commit contains the result of one kernel.
 #[test]
 fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {

@@ -47,6 +47,7 @@ impl fmt::Display for Difference {
 }
 
 pub const ENGINE_FIELD: &str = "engine";
+const EMULATOR_FIELD: &str = "emulator";
 
 /// Name of a field, and its value in a sample; `None` if unknown.
 type ProvenanceField = (&'static str, fn(&Sample) -> Option<String>);
@@ -57,35 +58,72 @@ const REQUIRED_FIELDS: [ProvenanceField; 7] = [
     ("CPU", |r| r.host.cpu.clone()),
     ("CPU features", |r| feature_list(&r.host)),
     ("base page", |r| r.host.page_size.map(|size| size.to_string())),
-    ("emulator", |r| is_known(&r.host).then(|| r.host.emulator.clone().unwrap_or("none".into()))),
+    (EMULATOR_FIELD, |r| {
+        is_known(&r.host).then(|| r.host.emulator.clone().unwrap_or("none".into()))
+    }),
     (ENGINE_FIELD, |r| none_if_empty(&r.engine)),
 ];
 
 /// Returns the differences between runs of one configuration, in order of importance.
 pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
+    let mut found = required_differences(before, after, |_, value| value);
+    // Page sizes may differ between runs of one side, so the sets are compared.
+    let [before, after] = [before, after].map(|side| backing_page_sizes(side.iter().copied()));
+    if before != after {
+        found.push(Difference { field: "backing page sizes", before, after });
+    }
+    found
+}
+
+/// Returns the differences in the host between runs of two configurations. The size of an emulated
+/// machine depends on the configuration, and so do the pages that back the memory.
+pub fn host_differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
+    required_differences(before, after, |field, value| match field {
+        EMULATOR_FIELD => without_machine_size(&value),
+        _ => value,
+    })
+}
+
+/// Returns the required fields that differ or are unknown. `normalize` receives the name and the
+/// value of a field.
+fn required_differences(
+    before: &[&Sample],
+    after: &[&Sample],
+    normalize: fn(&str, String) -> String,
+) -> Vec<Difference> {
     let is_known_and_equal = |difference: &Difference| {
         difference.before == difference.after
             && difference.before.len() == 1
             && !difference.before.contains(&None)
     };
-    let mut found: Vec<_> = REQUIRED_FIELDS
-        .iter()
-        .map(|(field, read)| Difference {
-            field,
-            before: before.iter().copied().map(read).collect(),
-            after: after.iter().copied().map(read).collect(),
-        })
-        .filter(|difference| !is_known_and_equal(difference))
-        .collect();
-    // Page sizes may differ between runs of one side, so the sets are compared.
-    let backing = |samples: &[&Sample]| -> BTreeSet<_> {
-        samples.iter().map(|sample| sample.resident_pages.as_ref().map(page_sizes)).collect()
-    };
-    let (before, after) = (backing(before), backing(after));
-    if before != after {
-        found.push(Difference { field: "backing page sizes", before, after });
+    let differences = REQUIRED_FIELDS.iter().map(|(field, read)| {
+        let values = |side: &[&Sample]| -> BTreeSet<_> {
+            side.iter().map(|sample| Some(normalize(field, read(sample)?))).collect()
+        };
+        Difference { field, before: values(before), after: values(after) }
+    });
+    differences.filter(|difference| !is_known_and_equal(difference)).collect()
+}
+
+/// Removes the numbers of CPUs and bytes from the description of an emulator.
+fn without_machine_size(emulator: &str) -> String {
+    let mut words = emulator.split(' ');
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        if matches!(word, "-smp" | "-m") {
+            words.next();
+        } else {
+            kept.push(word);
+        }
     }
-    found
+    kept.join(" ")
+}
+
+/// Returns the page sizes that back the memory, as texts; `None` for runs that do not state them.
+pub fn backing_page_sizes<'a>(
+    samples: impl Iterator<Item = &'a Sample>,
+) -> BTreeSet<Option<String>> {
+    samples.map(|sample| sample.resident_pages.as_ref().map(page_sizes)).collect()
 }
 
 /// Reports whether the host is known; a log does not describe its host.
@@ -166,6 +204,11 @@ impl Side {
             page_size: host.page_size,
             emulator: host.emulator,
         }
+    }
+
+    /// Removes the size of the emulated machine, which differs between configurations.
+    pub(crate) fn remove_machine_size(&mut self) {
+        self.emulator = self.emulator.as_deref().map(without_machine_size);
     }
 
     pub(crate) const fn is_emulated(&self) -> bool {

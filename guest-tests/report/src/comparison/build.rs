@@ -33,6 +33,15 @@ const SAME_RELEASE: &str =
     "The results do not distinguish the two kernels: check that they differ.";
 const DIFFERENT_SEEDS: &str = "The two sides ran with different seeds.";
 
+/// Subject of a comparison: the difference between the two sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// Two kernels, in equal configurations.
+    Kernels,
+    /// Two configurations of one kernel.
+    Configurations,
+}
+
 /// Groups of one configuration on both sides.
 type Pair<'a> = (&'a Group<'a>, &'a Group<'a>);
 
@@ -47,6 +56,15 @@ impl Comparison {
         before: &[Sample],
         after: &[Sample],
         options: &ComparisonOptions,
+    ) -> Result<Self, CompareError> {
+        Self::of_subject(before, after, options, Subject::Kernels)
+    }
+
+    pub(super) fn of_subject(
+        before: &[Sample],
+        after: &[Sample],
+        options: &ComparisonOptions,
+        subject: Subject,
     ) -> Result<Self, CompareError> {
         let sides = ["before", "after"].map(str::to_owned);
         let labels = options.labels.clone().unwrap_or(sides);
@@ -75,7 +93,7 @@ impl Comparison {
             sides[0].iter().filter_map(|one| Some((one, partner(one)?))).collect();
         let has_tick_counts = [before, after].into_iter().any(timer_tick::has_tick_counts);
         let without_host = before.iter().chain(after).all(|sample| sample.is_without_host());
-        let differences = differences(&pairs, without_host);
+        let differences = differences(&pairs, without_host, subject);
         if !differences.is_empty() && !options.is_forced {
             return Err(CompareError::ProvenanceDiffers(differences));
         }
@@ -84,7 +102,11 @@ impl Comparison {
             return Err(CompareError::UnpairedRuns(one.key.setup.name()));
         }
         let [label_before, label_after] = labels;
-        let (before, after) = (Side::new(label_before, before), Side::new(label_after, after));
+        let mut both = [Side::new(label_before, before), Side::new(label_after, after)];
+        if subject == Subject::Configurations {
+            both.iter_mut().for_each(Side::remove_machine_size);
+        }
+        let [before, after] = both;
         let is_emulated = before.is_emulated() && after.is_emulated();
         let mut compared =
             pairs.iter().flat_map(|(one, two)| one.samples.iter().chain(&two.samples));
@@ -122,7 +144,7 @@ impl Comparison {
         };
         comparison.judge()?;
         comparison.geomeans = geometric_means(&comparison);
-        comparison.notes = notes(&comparison, &sides, without_host);
+        comparison.notes = notes(&comparison, &sides, without_host, subject);
         Ok(comparison)
     }
 
@@ -183,13 +205,17 @@ pub fn separates_engines(sides: &[&[Sample]]) -> bool {
 
 /// Returns the differences in provenance of all pairs, without duplicates. `without_host` limits
 /// the check to the engine.
-fn differences(pairs: &[Pair], without_host: bool) -> Vec<Difference> {
+fn differences(pairs: &[Pair], without_host: bool, subject: Subject) -> Vec<Difference> {
+    let differences = match subject {
+        Subject::Kernels => provenance::differences,
+        Subject::Configurations => provenance::host_differences,
+    };
     let mut found = Vec::new();
     for (before, after) in pairs {
         if before.samples.is_empty() || after.samples.is_empty() {
             continue;
         }
-        for difference in provenance::differences(&before.samples, &after.samples) {
+        for difference in differences(&before.samples, &after.samples) {
             let is_relevant = !without_host || difference.field == provenance::ENGINE_FIELD;
             if is_relevant && !found.contains(&difference) {
                 found.push(difference);
@@ -226,7 +252,12 @@ fn geometric_means(comparison: &Comparison) -> Vec<GeometricMean> {
 }
 
 /// Returns notes on the limits of the figures. `without_host`: no input describes its host.
-fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], without_host: bool) -> Vec<String> {
+fn notes(
+    comparison: &Comparison,
+    sides: &[Vec<Group>; 2],
+    without_host: bool,
+    subject: Subject,
+) -> Vec<String> {
     let (one, two) = (&comparison.before, &comparison.after);
     let image = one.image_sha256.as_ref();
     let unknown = image.is_none() && two.image_sha256.is_none();
@@ -238,10 +269,11 @@ fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], without_host: bool) -
         groups.iter().flat_map(|group| &group.samples).map(|sample| sample.seed).collect()
     };
     let [before, after] = sides;
+    let of_kernels = subject == Subject::Kernels;
     let notes = [
         (without_host, WITHOUT_HOST),
-        (!without_host && unknown && one.kernel == two.kernel, SAME_RELEASE),
-        (image.is_some() && image == two.image_sha256.as_ref(), SAME_IMAGE),
+        (of_kernels && !without_host && unknown && one.kernel == two.kernel, SAME_RELEASE),
+        (of_kernels && image.is_some() && image == two.image_sha256.as_ref(), SAME_IMAGE),
         (!without_host && !is_obtained, UNKNOWN_PAGE_SIZES),
         (single && comparison.is_emulated(), ONE_EMULATED_RUN),
         (single && !comparison.is_emulated(), ONE_RUN),
@@ -249,6 +281,12 @@ fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], without_host: bool) -
     ];
     let notes = notes.into_iter().filter(|(holds, _)| *holds);
     let mut notes: Vec<String> = notes.map(|(_, note)| note.to_owned()).collect();
+    let pages = sides.each_ref().map(|groups| page_sizes(groups));
+    if !of_kernels && pages[0] != pages[1] {
+        let [before, after] = pages;
+        let (one, two) = (&one.label, &two.label);
+        notes.push(format!("Pages that back the memory: {one}: {before}; {two}: {after}."));
+    }
     for (label, here, there) in [(&one.label, before, after), (&two.label, after, before)] {
         let alone = unmatched_configurations(here, there);
         if !alone.is_empty() {
@@ -256,6 +294,14 @@ fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], without_host: bool) -
         }
     }
     notes
+}
+
+/// Formats the page sizes that back the memory of all groups.
+fn page_sizes(groups: &[Group]) -> String {
+    let samples = groups.iter().flat_map(|group| group.samples.iter().copied());
+    let sizes = provenance::backing_page_sizes(samples).into_iter();
+    let sizes: Vec<_> = sizes.map(|sizes| sizes.unwrap_or_else(|| "unknown".to_owned())).collect();
+    sizes.join(" or ")
 }
 
 /// Returns the names of configurations and phases that only the first side has.

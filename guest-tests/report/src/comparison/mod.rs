@@ -16,6 +16,7 @@ mod growth;
 mod judgement;
 mod labelled_side;
 mod set;
+mod setup_field;
 mod timer_tick;
 
 use std::collections::BTreeSet;
@@ -32,7 +33,9 @@ pub(crate) use self::{
     set::ConfigurationInSet,
     timer_tick::TICK_NS,
 };
-pub use self::{judgement::FailOn, labelled_side::LabelledSide, set::ComparisonSet};
+pub use self::{
+    judgement::FailOn, labelled_side::LabelledSide, set::ComparisonSet, setup_field::SetupField,
+};
 use crate::{
     judge::Verdict,
     provenance::{Difference, Side},
@@ -174,6 +177,10 @@ pub fn command_line() -> String {
 pub enum CompareError {
     #[error("expected two or more sides to compare")]
     SingleSide,
+    #[error("--by {0}: a result does not state its {0}: omit --by or that result")]
+    UnknownValue(SetupField),
+    #[error("--by {field}: every result has the same value, {value}: add results of another")]
+    SingleValue { field: SetupField, value: String },
     #[error("{0} holds no results: run the test again")]
     EmptySide(String),
     #[error(

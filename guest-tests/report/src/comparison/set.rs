@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Comparisons of several sides with the first: of the patches of a series with their base.
+//! Comparisons of several sides with the first: of the patches of a series with their base, or of
+//! the configurations of one kernel.
 
 use super::{
-    CompareError, Comparison, ComparisonOptions, LabelledSide, build::separates_engines,
-    configuration::Configuration, labelled_side::groups_of_sides,
+    CompareError, Comparison, ComparisonOptions, Group, LabelledSide, SetupField,
+    build::{Subject, separates_engines},
+    configuration::Configuration,
+    labelled_side::{GroupsOfSides, groups_of_sides},
 };
-use crate::{comparison::labelled_side::GroupsOfSides, sample::Sample};
+use crate::sample::Sample;
 
 /// Comparisons of each further side with the first side.
 #[derive(Debug, Clone)]
@@ -39,6 +42,28 @@ impl ComparisonSet {
         sides: Vec<LabelledSide>,
         options: &ComparisonOptions,
     ) -> Result<Self, CompareError> {
+        Self::of_subject(sides, options, Subject::Kernels)
+    }
+
+    /// Compares the configurations of one kernel that differ in `field` with the first of them.
+    /// The value of the field is the label of its side.
+    ///
+    /// # Errors
+    /// A sample lacks the value, all samples have the same, or a comparison fails as
+    /// [`Comparison::new`] does.
+    pub fn by(
+        samples: &[Sample],
+        field: SetupField,
+        options: &ComparisonOptions,
+    ) -> Result<Self, CompareError> {
+        Self::of_subject(field.sides(samples)?, options, Subject::Configurations)
+    }
+
+    fn of_subject(
+        sides: Vec<LabelledSide>,
+        options: &ComparisonOptions,
+        subject: Subject,
+    ) -> Result<Self, CompareError> {
         let [reference, further @ ..] = sides.as_slice() else {
             return Err(CompareError::SingleSide);
         };
@@ -48,7 +73,7 @@ impl ComparisonSet {
         let compare = |side: &LabelledSide| {
             let labels = Some([reference.label.clone(), side.label.clone()]);
             let options = ComparisonOptions { labels, ..options.clone() };
-            Comparison::new(&reference.samples, &side.samples, &options)
+            Comparison::of_subject(&reference.samples, &side.samples, &options, subject)
         };
         let comparisons = further.iter().map(compare).collect::<Result<_, _>>()?;
         let samples: Vec<&[Sample]> = sides.iter().map(|side| side.samples.as_slice()).collect();
@@ -85,7 +110,7 @@ impl ComparisonSet {
                 !self.has_selected_phases() || self.selected_phases.iter().any(|one| one == name)
             };
             let select = |group: Option<_>| {
-                group.map(|group: super::Group<'_>| group.of_phases(|one| is_selected(one.name())))
+                group.map(|group: Group<'_>| group.of_phases(|one| is_selected(one.name())))
             };
             let groups = groups.into_iter().map(select).collect();
             changes.iter().any(Option::is_some).then_some(ConfigurationInSet { groups, changes })

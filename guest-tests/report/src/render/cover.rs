@@ -10,7 +10,7 @@ use super::{
     lines::{push_trimmed, wrap, wrap_command},
     number::{self, Unit},
     sentences,
-    side_table::side_table,
+    side_table::{count_columns, side_table, time_columns},
 };
 use crate::{
     comparison::{
@@ -56,8 +56,11 @@ pub fn cover(set: &ComparisonSet, commands: &[String]) -> String {
                 wrap(&mut out, WIDTH, "", &verdict(change));
             }
             _ => {
-                wrap(&mut out, WIDTH, "", &title(set, &configuration));
-                side_table(&mut out, WIDTH, set, &configuration, &phases, &counts);
+                let mut columns = time_columns(set, &configuration, &phases);
+                let counts = count_columns(&configuration, &counts);
+                wrap(&mut out, WIDTH, "", &title(set, &configuration, !counts.is_empty()));
+                columns.extend(counts);
+                side_table(&mut out, WIDTH, set, columns);
                 for (comparison, change) in set.comparisons().iter().zip(&configuration.changes) {
                     let name = format!("{}: ", comparison.after.label);
                     let verdict = change.map_or_else(|| "not compared.".to_owned(), verdict);
@@ -79,7 +82,7 @@ pub fn cover(set: &ComparisonSet, commands: &[String]) -> String {
 }
 
 /// Returns the title of a table with a row for each side.
-fn title(set: &ComparisonSet, configuration: &ConfigurationInSet) -> String {
+fn title(set: &ComparisonSet, configuration: &ConfigurationInSet, has_counts: bool) -> String {
     let mut compared = set.comparisons().iter().zip(&configuration.changes);
     let title = compared.find_map(|(comparison, change)| {
         Some(sentences::short_title(comparison, change.as_ref()?))
@@ -90,9 +93,13 @@ fn title(set: &ComparisonSet, configuration: &ConfigurationInSet) -> String {
         (_, most) => pluralize(most.unwrap_or(0), "run"),
     };
     let times = if set.has_elapsed_times() { "elapsed (work)" } else { TIME_METRIC };
-    let phases = if set.has_selected_phases() { "these" } else { "all" };
+    let counts = match (has_counts, set.has_selected_phases()) {
+        (true, true) => ", counts of these phases",
+        (true, false) => ", counts of all phases",
+        (false, _) => "",
+    };
     let title = title.unwrap_or_default();
-    format!("{title}; {runs}; {times} of a phase, counts of {phases} phases")
+    format!("{title}; {runs}; {times} of a phase{counts}")
 }
 
 /// Returns the counts of the tables: the judged ones, or the default.

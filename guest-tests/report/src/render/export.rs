@@ -8,7 +8,7 @@ use super::{
     number, sentences,
 };
 use crate::{
-    comparison::{Comparison, Configuration, Judgement, PhaseChange, TIME_METRIC},
+    comparison::{Comparison, ComparisonSet, Configuration, Judgement, PhaseChange, TIME_METRIC},
     judge::Verdict,
 };
 
@@ -20,24 +20,52 @@ pub fn json(comparison: &Comparison) -> Result<String, serde_json::Error> {
     serde_json::to_string_pretty(comparison).map(|text| text + "\n")
 }
 
+/// Renders the comparisons of a set as a JSON array of `granule.comparison/2`.
+///
+/// # Errors
+/// The JSON writer fails, which is not expected.
+pub fn json_set(set: &ComparisonSet) -> Result<String, serde_json::Error> {
+    serde_json::to_string_pretty(set.comparisons()).map(|text| text + "\n")
+}
+
 /// Names of the CSV fields before those of [`COLUMNS`].
 const HEADER: &str = "engine,subject,mode,backing,memory_bytes,vcpus,prefault,options,phase,metric";
 
 /// Renders a comparison as CSV (RFC 4180, but with line feeds): a row for each time and count of
 /// each phase. Unknown fields are empty; times are in nanoseconds.
 pub fn csv(comparison: &Comparison) -> String {
-    let fields = || COLUMNS.iter().flat_map(|column| column.csv);
     let mut out = String::new();
-    push_line(&mut out, HEADER.split(',').chain(fields().map(|(name, _)| *name)));
+    push_line(&mut out, csv_header());
+    push_rows(&mut out, comparison, &[]);
+    out
+}
+
+/// Renders the comparisons of a set as CSV; the first two fields are the labels of the sides.
+pub fn csv_set(set: &ComparisonSet) -> String {
+    let mut out = String::new();
+    push_line(&mut out, ["before_label", "after_label"].into_iter().chain(csv_header()));
+    for comparison in set.comparisons() {
+        push_rows(&mut out, comparison, &[&comparison.before.label, &comparison.after.label]);
+    }
+    out
+}
+
+fn csv_header() -> impl Iterator<Item = &'static str> {
+    let fields = COLUMNS.iter().flat_map(|column| column.csv);
+    HEADER.split(',').chain(fields.map(|(name, _)| *name))
+}
+
+/// Writes a line for each row of a comparison, which begins with `labels`.
+fn push_rows(out: &mut String, comparison: &Comparison, labels: &[&str]) {
+    let fields = || COLUMNS.iter().flat_map(|column| column.csv);
     for (configuration, change) in comparison.rows() {
         for row in table_rows(change) {
             let mut line = setup_fields(configuration);
             line.extend([change.phase.to_string(), row.metric.to_owned()]);
             line.extend(fields().map(|(_, value)| value(&row).unwrap_or_default()));
-            push_line(&mut out, line.iter().map(String::as_str));
+            push_line(out, labels.iter().copied().chain(line.iter().map(String::as_str)));
         }
     }
-    out
 }
 
 fn setup_fields(configuration: &Configuration) -> Vec<String> {

@@ -24,8 +24,8 @@ mod text;
 pub use self::html::browser;
 pub use self::{
     cover::cover,
-    export::{benchstat, csv, json, ktap},
-    html::{BarGroup, bar_chart, html, page, single_kernel},
+    export::{benchstat, csv, csv_set, json, json_set, ktap},
+    html::{BarGroup, bar_chart, html, html_set, page, single_kernel},
     kernel_tables::{kernel_table, phase_table},
     text::{markdown, text},
 };

@@ -20,7 +20,7 @@ const INDENT: usize = 2;
 const GAP: usize = 2;
 
 /// Column of the table: its heading, and a cell for each side.
-struct SideColumn {
+pub struct SideColumn {
     heading: String,
     cells: Vec<String>,
 }
@@ -37,9 +37,7 @@ pub fn side_table(
     out: &mut String,
     width: usize,
     set: &ComparisonSet,
-    configuration: &ConfigurationInSet,
-    phases: &BTreeSet<AnyPhase>,
-    counts: &[&str],
+    mut columns: Vec<SideColumn>,
 ) {
     let comparisons = set.comparisons();
     let further = comparisons.iter().map(|comparison| comparison.after.label.as_str());
@@ -48,7 +46,6 @@ pub fn side_table(
     let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
     let label_width = longest.min(MAX_LABEL_WIDTH);
     let room = width - INDENT - label_width;
-    let mut columns = columns(set, configuration, phases, counts);
     for column in &mut columns {
         column.heading = column.heading.chars().take(room - GAP).collect();
     }
@@ -91,16 +88,19 @@ fn row<'a>(
     push_trimmed(out, &line);
 }
 
-fn columns(
+/// Returns the columns of the times of phases.
+pub fn time_columns(
     set: &ComparisonSet,
     configuration: &ConfigurationInSet,
     phases: &BTreeSet<AnyPhase>,
-    counts: &[&str],
 ) -> Vec<SideColumn> {
     let elapsed = set.has_elapsed_times();
-    let times = phases.iter().map(|phase| time_column(configuration, phase, elapsed));
-    let counts = counts.iter().filter_map(|name| count_column(configuration, name));
-    times.chain(counts).collect()
+    phases.iter().map(|phase| time_column(configuration, phase, elapsed)).collect()
+}
+
+/// Returns the columns of the counts that are known and not 0, as sums over the phases of a run.
+pub fn count_columns(configuration: &ConfigurationInSet, counts: &[&str]) -> Vec<SideColumn> {
+    counts.iter().filter_map(|name| count_column(configuration, name)).collect()
 }
 
 fn time_column(configuration: &ConfigurationInSet, phase: &AnyPhase, elapsed: bool) -> SideColumn {
@@ -125,7 +125,6 @@ fn time_column(configuration: &ConfigurationInSet, phase: &AnyPhase, elapsed: bo
     }
 }
 
-/// Returns the column of a count, summed over the phases of a run; `None` if it is 0 or unknown.
 fn count_column(configuration: &ConfigurationInSet, name: &str) -> Option<SideColumn> {
     // A gauge has no sum over phases.
     let count = |sample: &Sample| sample.count(name).filter(|_| !sample.gauges.contains_key(name));

@@ -14,12 +14,31 @@ use super::{
     time_charts,
 };
 use crate::{
-    comparison::{Comparison, Configuration, SweepParameter},
+    comparison::{Comparison, ComparisonSet, Configuration, SweepParameter},
     judge::Verdict,
 };
 
 /// Renders a comparison as an HTML page.
 pub fn html(comparison: &Comparison) -> String {
+    page(&title(comparison), &body(comparison))
+}
+
+/// Renders the comparisons of a set as one HTML page.
+pub fn html_set(set: &ComparisonSet) -> String {
+    let [first, further @ ..] = set.comparisons() else {
+        return String::new();
+    };
+    let further = further.iter().map(|comparison| {
+        format!("<h1>{}</h1>\n{}", escape_html(&title(comparison)), body(comparison))
+    });
+    page(&title(first), &further.fold(body(first), |page, body| page + &body))
+}
+
+fn title(comparison: &Comparison) -> String {
+    format!("{} against {}", comparison.after.label, comparison.before.label)
+}
+
+fn body(comparison: &Comparison) -> String {
     let Comparison { before, after, .. } = comparison;
     let class = [Verdict::Regression, Verdict::Inconclusive]
         .into_iter()
@@ -43,7 +62,7 @@ pub fn html(comparison: &Comparison) -> String {
         provenance: provenance(&[("before", before), ("after", after)]),
         command: comparison.command.as_deref(),
     };
-    page(&format!("{} against {}", after.label, before.label), &render_template(&report))
+    render_template(&report)
 }
 
 /// Returns the table of all time ratios, with a row for each configuration.
@@ -145,7 +164,7 @@ fn tag(verdict: Option<Verdict>, text: &str) -> String {
 mod tests {
     use super::*;
     use crate::{
-        ComparisonOptions,
+        ComparisonOptions, SetupField,
         render::{
             browser::{check_page, probe_findings},
             single_kernel,
@@ -311,6 +330,14 @@ mod tests {
             "the probe finds nothing"
         );
         check_page(&matrix_page(), 30);
+    }
+
+    #[test]
+    #[ignore = "needs Chromium; scripts/test runs it where it is installed"]
+    fn in_chromium_a_page_of_several_comparisons_is_legible() {
+        let options = ComparisonOptions::default();
+        let set = ComparisonSet::by(&samples(&matrix(7)), SetupField::Vcpus, &options).unwrap();
+        check_page(&html_set(&set), 30);
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod time_charts;
 
 pub use self::{
     charts::{BarGroup, bar_chart},
-    comparison_page::html,
+    comparison_page::{html, html_set},
     single_page::single_kernel,
 };
 
