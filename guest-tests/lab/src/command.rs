@@ -43,10 +43,10 @@ const GIT_VARIABLES: [&str; 9] = [
 pub enum CommandError {
     #[error("cannot run '{0}': it is not installed; run scripts/setup")]
     Missing(String),
-    #[error("{task} failed ({status}); log: {log}\n{tail}")]
-    Failed { task: String, status: String, log: PathBuf, tail: String },
-    #[error("{task} exceeded its deadline of {seconds} s of real time; log: {log}\n{tail}")]
-    Deadline { task: String, seconds: u64, log: PathBuf, tail: String },
+    #[error("{task} failed ({status}){}\n{tail}", log_suffix(log))]
+    Failed { task: String, status: String, log: Option<PathBuf>, tail: String },
+    #[error("{task} exceeded its deadline of {seconds} s of real time{}\n{tail}", log_suffix(log))]
+    Deadline { task: String, seconds: u64, log: Option<PathBuf>, tail: String },
     #[error("cannot {operation} {path}")]
     File {
         operation: &'static str,
@@ -54,6 +54,11 @@ pub enum CommandError {
         #[source]
         source: io::Error,
     },
+}
+
+/// Formats the path of a log for the end of a message.
+fn log_suffix(log: &Option<PathBuf>) -> String {
+    log.as_ref().map_or_else(String::new, |log| format!("; log: {}", log.display()))
 }
 
 impl CommandError {
@@ -169,7 +174,7 @@ impl Command {
             None => Err(CommandError::Deadline {
                 task: self.task.clone(),
                 seconds: self.deadline.unwrap_or_default().as_secs(),
-                log: self.log_name(),
+                log: self.log.clone(),
                 tail,
             }),
         }
@@ -191,10 +196,6 @@ impl Command {
         Ok(command)
     }
 
-    fn log_name(&self) -> PathBuf {
-        self.log.clone().unwrap_or_else(|| PathBuf::from("-"))
-    }
-
     fn start_error(&self, source: io::Error) -> CommandError {
         match source.kind() {
             io::ErrorKind::NotFound => {
@@ -212,7 +213,7 @@ impl Command {
                 (None, Some(signal)) => format!("signal {signal}"),
                 (None, None) => "no exit code".to_owned(),
             },
-            log: self.log_name(),
+            log: self.log.clone(),
             tail,
         }
     }

@@ -166,7 +166,7 @@ impl Executor {
             // The console shows the reason, not the emulator's log.
             Err(CommandError::Deadline { task, seconds, .. }) => {
                 let tail = log_tail(&console);
-                let error = CommandError::Deadline { task, seconds, log: console, tail };
+                let error = CommandError::Deadline { task, seconds, log: Some(console), tail };
                 return Err(JobError::Command(error));
             }
             other => other?,

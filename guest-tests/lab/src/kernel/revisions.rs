@@ -42,13 +42,14 @@ impl UserTree<'_> {
 
     /// Returns the commit of a revision.
     pub fn commit(self, revision: &str) -> Result<Commit, LabError> {
-        let mut commits = self.log(&["-1", revision]).map_err(|error| {
+        self.git("opening the Git repository").args(["rev-parse", "--git-dir"]).query()?;
+        let commits = self.log(&["-1", revision]).ok();
+        commits.and_then(|mut commits| commits.pop()).ok_or_else(|| {
             LabError::Unusable(format!(
-                "'{revision}' is no commit of {}: fetch it, or set another revision\n{error}",
+                "'{revision}' is no commit of {}: fetch it, or set another revision",
                 self.0.display()
             ))
-        })?;
-        commits.pop().ok_or_else(|| LabError::Unusable(format!("'{revision}' has no commit")))
+        })
     }
 
     /// Returns the commits after `before` up to `after` on the first-parent line, oldest first.
