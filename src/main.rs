@@ -7,6 +7,7 @@ pub mod bench;
 pub mod compare;
 pub mod doctor;
 pub mod lab;
+pub mod ledger;
 pub mod run;
 
 use std::{
@@ -40,6 +41,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Boot a host kernel before and after a series under emulation, and compare
     Lab(Box<lab::Args>),
+    /// Measure a fixed matrix on a list of kernels, and keep a line and a page of trends
+    Ledger(Box<ledger::Args>),
     /// Launch a Linux guest with its console on this terminal
     Run(run::Args),
     /// Print shell completions
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Lab(args) => lab::run(*args),
+        Command::Ledger(args) => ledger::run(&args),
         Command::Run(args) => run::run(args),
         Command::Completions(args) => print_completions(&args),
         Command::Man(args) => write_man_pages(&args),
@@ -164,7 +168,7 @@ mod tests {
 
         write_man_pages(&ManArgs { folder: folder.path().join("man1") }).unwrap();
 
-        for name in ["", "-advise", "-bench", "-compare", "-doctor", "-lab", "-run"] {
+        for name in ["", "-advise", "-bench", "-compare", "-doctor", "-lab", "-ledger", "-run"] {
             let page = folder.path().join(format!("man1/granule{name}.1"));
             assert!(fs::metadata(&page).unwrap().len() > 500, "{name}");
         }

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use granule_pgtable_test::pgtable_vm::{KvmConfig, KvmMachine};
+use granule_pgtable_test::pgtable_vm::{CountedEvents, KvmConfig, KvmMachine};
 use granule_types::{backing::Backing, units::Bytes};
 use granule_vmm::memory::{BackingPlan, HostPages};
 
@@ -148,7 +148,7 @@ pub fn probe_mode(mode: LoggingMode) -> Result<(), String> {
     let config = KvmConfig {
         dirty_mode: mode.dirty_log.into(),
         eager_split: mode.eager_split,
-        counts_events: false,
+        events: CountedEvents::None,
         ..KvmConfig::new(Backing::Anonymous, Bytes::kib(4), 1)
     };
     KvmMachine::new(config).map(drop).map_err(|error| error_text(&error))

@@ -11,7 +11,7 @@ use granule_types::{
 };
 
 use super::values::{
-    CpuList, DirtyLogOption, Engine, GuestMapOption, SweepValue, SweepValues, Switch,
+    CpuList, DirtyLogOption, Engine, EventsOption, GuestMapOption, SweepValue, SweepValues,
     name_unless_default, parse_address, parse_count,
 };
 
@@ -146,9 +146,9 @@ pub struct OutputArgs {
     /// Write one JSON object for each phase to this file; - is standard output
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Count kernel events (stage-2 aborts, exits), which costs a little time
+    /// Kernel events to count, which costs a little time
     #[arg(long, value_enum, default_value_t)]
-    pub(super) events: Switch,
+    pub(super) events: EventsOption,
 }
 
 /// Error returned for an option that conflicts with a sweep.
@@ -211,6 +211,7 @@ impl Args {
     /// Returns the options that affect results and are not at their defaults.
     pub(super) fn options(&self) -> BTreeMap<String, String> {
         let named = |value: &dyn ToString| Some(value.to_string());
+        let fault_types = self.output.events == EventsOption::FaultTypes;
         [
             ("ipa-bits", self.guest.ipa_bits.as_ref().and_then(|bits| named(bits))),
             ("pin", self.host.pin.as_ref().and_then(|list| named(list))),
@@ -220,6 +221,7 @@ impl Args {
             ("migrate", self.workload.migrate.as_ref().and_then(|n| named(n))),
             ("round-ms", self.workload.migrate.and_then(|_| named(&self.workload.round_ms))),
             ("guest-map", name_unless_default(self.guest.guest_map)),
+            ("events", fault_types.then(|| "fault-types".to_owned())),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name.to_owned(), value?)))

@@ -31,7 +31,7 @@ use granule_types::{guest_mode::GuestMode, units::Bytes};
 
 use super::{CommandOutcome, CommandResult, print_error};
 pub use args::Args;
-use values::{DirtyLogOption, Engine, GuestMapOption, Switch};
+use values::{DirtyLogOption, Engine, GuestMapOption};
 
 /// Runs `granule bench`.
 pub fn run(args: Args) -> CommandResult {
@@ -158,7 +158,7 @@ impl Args {
             dirty_mode: self.host.dirty_log.into(),
             eager_split: self.host.eager_split,
             guest_map: self.guest.guest_map.into(),
-            counts_events: self.output.events == Switch::On,
+            events: self.output.events.into(),
             ..KvmConfig::new(self.workload.backing, self.memory(), vcpus)
         })
     }

@@ -3,7 +3,9 @@
 
 use clap::Parser;
 use granule_pgtable_test::{
-    config::PhaseSelection, pgtable_vm::KvmConfig, software_machine::DEFAULT_POLICY,
+    config::PhaseSelection,
+    pgtable_vm::{CountedEvents, KvmConfig},
+    software_machine::DEFAULT_POLICY,
 };
 use granule_types::{
     backing::Backing,
@@ -56,7 +58,7 @@ fn vcpus_are_pinned_round_robin() {
     let machine = args.kvm_config().unwrap();
 
     assert_eq!(machine.pinned_cpus, [0, 1, 7, 0, 1]);
-    assert!(!machine.counts_events);
+    assert_eq!(machine.events, CountedEvents::None);
     assert_eq!(machine.dirty_mode, DirtyMode::Manual);
 }
 

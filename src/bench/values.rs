@@ -4,7 +4,7 @@
 use std::{fmt, num::NonZeroU32};
 
 use clap::ValueEnum;
-use granule_pgtable_test::config::GuestMap;
+use granule_pgtable_test::{config::GuestMap, pgtable_vm::CountedEvents};
 use granule_types::units::{Bytes, GuestAddress, parse_nonzero_size};
 
 use granule_vmm::kvm::memslot::DirtyMode;
@@ -41,6 +41,28 @@ impl From<DirtyLogOption> for DirtyMode {
             DirtyLogOption::Manual => Self::Manual,
             DirtyLogOption::InitiallySet => Self::ManualInitiallySet,
             DirtyLogOption::Ring => Self::Ring,
+        }
+    }
+}
+
+/// Kernel events to count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum EventsOption {
+    /// Stage-2 aborts, exits and calls of the mmu_notifier
+    #[default]
+    On,
+    /// Also stage-2 aborts by type (arm64): translation, permission, access flag
+    FaultTypes,
+    /// None
+    Off,
+}
+
+impl From<EventsOption> for CountedEvents {
+    fn from(events: EventsOption) -> Self {
+        match events {
+            EventsOption::On => Self::Tracepoints,
+            EventsOption::FaultTypes => Self::FaultTypes,
+            EventsOption::Off => Self::None,
         }
     }
 }

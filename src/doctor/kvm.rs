@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use granule_pgtable_test::pgtable_vm::{KvmConfig, KvmMachine};
+use granule_pgtable_test::pgtable_vm::{CountedEvents, KvmConfig, KvmMachine};
 use granule_types::{backing::Backing, units::Bytes};
 use granule_vmm::{
     arch::{
@@ -60,8 +60,10 @@ fn device_checks() -> Vec<Check> {
         Ok(limits) => checks.extend(limit_checks(&limits, cfg!(target_arch = "aarch64"))),
         Err(error) => checks.push(check("stage 2", Status::Warn, error_text(&error))),
     }
-    let config =
-        KvmConfig { counts_events: false, ..KvmConfig::new(Backing::Anonymous, Bytes::kib(4), 1) };
+    let config = KvmConfig {
+        events: CountedEvents::None,
+        ..KvmConfig::new(Backing::Anonymous, Bytes::kib(4), 1)
+    };
     checks.push(match KvmMachine::new(config) {
         Ok(machine) => match machine.emulation_warning() {
             None => check("guest", Status::Ok, "a guest of one vCPU runs"),

@@ -17,6 +17,8 @@ mod bisect;
 mod command;
 mod jobs;
 mod kernel;
+mod ledger;
+mod measure;
 mod options;
 mod progress;
 mod report;
@@ -49,6 +51,7 @@ pub use self::{
     bisect::{BisectOptions, bisect},
     host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
+    ledger::{LedgerOptions, ledger},
     options::{
         BuildOptions, CommonOptions, GuestMatrix, HostOptions, KernelOptions, Locations, Matrix,
         Options, OutputOptions, ReportOptions, SelftestOptions, SourceOptions, TestProgram,

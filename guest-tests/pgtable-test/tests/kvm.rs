@@ -8,7 +8,7 @@ use granule_pgtable_test::{
     config::Migration,
     harness::{self, RunEvent, RunPlan},
     machine::{Machine, TestVcpu},
-    pgtable_vm::{KvmConfig, KvmMachine},
+    pgtable_vm::{CountedEvents, KvmConfig, KvmMachine},
     task::{Task, TaskAccess},
 };
 use granule_types::{
@@ -28,7 +28,7 @@ fn new_machine(config: KvmConfig) -> KvmMachine {
 }
 
 fn small_config(vcpus: u32) -> KvmConfig {
-    KvmConfig { counts_events: false, ..KvmConfig::new(Backing::Anonymous, SIZE, vcpus) }
+    KvmConfig { events: CountedEvents::None, ..KvmConfig::new(Backing::Anonymous, SIZE, vcpus) }
 }
 
 /// Returns a task that accesses every host page of the region.

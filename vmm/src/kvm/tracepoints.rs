@@ -38,16 +38,16 @@ impl PerfCounters {
         counters
     }
 
-    /// Opens a counter of `tracepoint` for each name and kernel event filter
+    /// Opens also a counter of `tracepoint` for each name and kernel event filter
     /// (`Documentation/trace/events.rst`, 5.1).
-    pub fn open_filtered(tracepoint: &str, filters: &[(&'static str, &CStr)]) -> Self {
-        let mut counters = Self::default();
+    #[must_use]
+    pub fn and_filtered(mut self, tracepoint: &str, filters: &[(&'static str, &CStr)]) -> Self {
         let tracefs = find_tracefs();
         for (name, filter) in filters {
             let counter = open_counter(tracefs, tracepoint);
-            counters.add(name, counter.and_then(|counter| set_filter(counter, filter)));
+            self.add(name, counter.and_then(|counter| set_filter(counter, filter)));
         }
-        counters
+        self
     }
 
     fn add(&mut self, name: &'static str, counter: io::Result<Counter>) {

@@ -35,7 +35,8 @@ pub struct HostCounters {
 impl HostCounters {
     /// Opens all counters that the host supports.
     pub fn open() -> Self {
-        let aborts = PerfCounters::open_filtered(host::FAULT_TRACEPOINT, host::FAULT_FILTERS);
+        let aborts =
+            PerfCounters::default().and_filtered(host::FAULT_TRACEPOINT, host::FAULT_FILTERS);
         Self { events: PerfCounters::open(host::TRACEPOINTS), aborts }
     }
 

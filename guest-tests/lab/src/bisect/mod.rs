@@ -17,8 +17,6 @@ mod state;
 
 use std::{fs, path::PathBuf};
 
-use granule_report::input;
-
 use self::{
     figure::Figure,
     search::{Search, Step, Verdict, max_measurements},
@@ -33,13 +31,12 @@ use crate::{
         run_directory::RunDirectory,
     },
     kernel::{
-        Kernel,
-        build::KernelBuilder,
-        lock_cache,
+        Kernel, lock_cache,
         recipe::Recipe,
         revisions::{Commit, UserTree},
         sources::Source,
     },
+    measure::{self, Measurement},
     options::{
         BuildOptions, CommonOptions, HUGETLB_2M, HostOptions, KernelOptions, Locations, Matrix,
         Options, OutputOptions, Paths, ReportOptions, RunPath, SourceOptions,
@@ -308,16 +305,11 @@ impl<'a> Bisection<'a> {
 
     fn build(&self, commit: &Commit) -> Result<Kernel, LabError> {
         let recipe = Recipe::of_commit(commit.short_hash().to_owned(), commit.clone());
-        let _lock = lock_cache(self.shell, &self.paths.cache)?;
-        let builder =
-            KernelBuilder::new(self.shell, &self.paths, &self.source, &self.options.build)?;
-        Ok(builder.build(&builder.plan(&recipe)?)?.0)
+        measure::build(self.shell, &self.paths, &self.source, &self.options.build, &recipe)
     }
 
     /// Runs the jobs on a kernel and returns its figure; `None` if a job failed.
     fn boot(&mut self, kernel: &Kernel) -> Result<Option<u64>, LabError> {
-        let kernels = std::slice::from_ref(kernel);
-        self.run_directory.add_kernel(self.shell, kernel)?;
         let queue = JobQueue {
             executor: &self.executor,
             shell: self.shell,
@@ -325,18 +317,14 @@ impl<'a> Bisection<'a> {
             run_directory: &self.run_directory,
             emulator_count: self.options.host.emulator_count(),
         };
-        let results = queue.run(kernels, &self.jobs);
+        let measurement = measure::measure(&queue, kernel, &self.jobs)?;
         self.boots += self.jobs.len();
-        if self.shell.is_dry_run() {
-            return Ok(None);
+        match measurement {
+            Some(Measurement { records, failures }) if failures.is_empty() => {
+                self.options.figure.of(&records).map(Some)
+            }
+            _ => Ok(None),
         }
-        let written =
-            self.run_directory.write_records(kernels, &self.jobs, results, &self.progress);
-        if !matches!(written, Ok(false)) {
-            return Ok(None);
-        }
-        let records = input::read_results(&self.run_directory.results_path(kernel))?;
-        self.options.figure.of(&records).map(Some)
     }
 
     fn report(&mut self, found: Found) -> Result<RunStatus, LabError> {

@@ -20,17 +20,25 @@ use std::{
 };
 
 use granule_report::results::record_lines;
+use granule_types::record::Record;
 
 use crate::{
     LabError,
     command::CommandError,
-    jobs::{JobResults, KERNEL_DOES_NOT_BOOT, matrix::PlannedJob},
+    jobs::{JobResult, JobResults, KERNEL_DOES_NOT_BOOT, matrix::PlannedJob},
     kernel::Kernel,
     options::RunPath,
     progress::Progress,
     shell::{Shell, absolute},
     with_causes,
 };
+
+/// A job without results, and its error with causes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedJob {
+    pub job: String,
+    pub error: String,
+}
 
 #[derive(Debug)]
 pub struct RunDirectory {
@@ -125,23 +133,9 @@ impl RunDirectory {
         let mut failed = false;
         let mut any = false;
         for (kernel, results) in kernels.iter().zip(results) {
-            let mut all = Vec::new();
-            for (job, result) in jobs.iter().zip(results) {
-                let error = match result.map(|result| result.and_then(|o| o.records(job))) {
-                    Some(Ok(records)) => {
-                        all.extend(records);
-                        continue;
-                    }
-                    Some(Err(error)) => with_causes(&error),
-                    None => KERNEL_DOES_NOT_BOOT.to_owned(),
-                };
-                failed = true;
-                progress.print_note(&format!("{} {}: {error}", kernel.name, job.name));
-            }
-            if !all.is_empty() {
-                any = true;
-                write(&self.results_path(kernel), &record_lines(&all)?)?;
-            }
+            let (records, failures) = self.write_kernel_records(kernel, jobs, results, progress)?;
+            failed |= !failures.is_empty();
+            any |= !records.is_empty();
         }
         if any {
             return Ok(failed);
@@ -150,6 +144,33 @@ impl RunDirectory {
             "no job returned a result; see the errors above and the logs in {}",
             self.path.display()
         )))
+    }
+
+    /// Writes the records of a kernel, and prints the error of each failed job.
+    pub fn write_kernel_records(
+        &self,
+        kernel: &Kernel,
+        jobs: &[PlannedJob],
+        results: Vec<JobResult>,
+        progress: &Progress,
+    ) -> Result<(Vec<Record>, Vec<FailedJob>), LabError> {
+        let (mut all, mut failures) = (Vec::new(), Vec::new());
+        for (job, result) in jobs.iter().zip(results) {
+            let error = match result.map(|result| result.and_then(|o| o.records(job))) {
+                Some(Ok(records)) => {
+                    all.extend(records);
+                    continue;
+                }
+                Some(Err(error)) => with_causes(&error),
+                None => KERNEL_DOES_NOT_BOOT.to_owned(),
+            };
+            progress.print_note(&format!("{} {}: {error}", kernel.name, job.name));
+            failures.push(FailedJob { job: job.name.clone(), error });
+        }
+        if !all.is_empty() {
+            write(&self.results_path(kernel), &record_lines(&all)?)?;
+        }
+        Ok((all, failures))
     }
 
     pub fn write_report(&self, report: &str) -> Result<(), CommandError> {

@@ -46,6 +46,8 @@ pub struct Build<'a> {
     recipe: &'a Recipe,
     toolchain: Toolchain,
     fragment: String,
+    /// Hash of configuration fragments and variables of `make`.
+    settings: String,
     objects: PathBuf,
     /// Directory of the kernel in the cache.
     directory: PathBuf,
@@ -55,6 +57,16 @@ impl Build<'_> {
     /// Reports whether the cache contains the kernel.
     pub fn is_done(&self) -> bool {
         self.directory.join("Image").is_file()
+    }
+
+    /// Returns the first lines of the compiler's and the linker's `--version`.
+    pub fn compiler(&self) -> &str {
+        &self.toolchain.version
+    }
+
+    /// Returns the hash of configuration fragments and variables of `make`.
+    pub fn settings(&self) -> &str {
+        &self.settings
     }
 }
 
@@ -91,12 +103,14 @@ impl<'a> KernelBuilder<'a> {
             fragments.iter().map(|text| format!("{}\n", text.trim_end())).collect();
         let version = self.source.version(&recipe.tree)?;
         let version = version.map_or_else(String::new, |version| version.to_string());
-        let settings = format!("{}\n{variables:?}\n{fragment}", toolchain.version);
-        let key = |scope: &str| sha256(format!("{scope}\n{settings}").as_bytes())[..16].to_owned();
+        let settings = format!("{variables:?}\n{fragment}");
+        let inputs = format!("{}\n{settings}", toolchain.version);
+        let key = |scope: &str| sha256(format!("{scope}\n{inputs}").as_bytes())[..16].to_owned();
         let source = self.source.repository.git_dir().display();
         let objects = self.cache.join("objects").join(key(&format!("{source} {version}")));
         let directory = self.cache.join("kernels").join(key(&recipe.tree.to_string()));
-        Ok(Build { recipe, toolchain, fragment, objects, directory })
+        let settings = sha256(settings.as_bytes())[..16].to_owned();
+        Ok(Build { recipe, toolchain, fragment, settings, objects, directory })
     }
 
     /// Builds a kernel, unless it is cached. Returns the kernel and the configuration symbols that

@@ -29,6 +29,11 @@ const OTHER_SOURCES: &str = "set the kernel with --git TREE, or with --source TR
 const SUITES: [(&str, &str); 4] =
     [("5.10", "bullseye"), ("6.1", "bookworm"), ("6.12", "trixie"), ("7.3", "trixie-backports")];
 
+/// Returns the Debian suite of a version, if it is known.
+pub fn known_suite(base: &str) -> Option<&'static str> {
+    SUITES.iter().find(|(version, _)| *version == base).map(|(_, suite)| *suite)
+}
+
 /// Returns the newest cached package of a version, or downloads it from a suite.
 pub fn download(
     shell: Shell,
@@ -41,8 +46,7 @@ pub fn download(
     if let Some(package) = newest_package(&packages, &name) {
         return Ok(package);
     }
-    let known = SUITES.iter().find(|(version, _)| *version == base).map(|(_, suite)| *suite);
-    let suite = suite.or(known).ok_or_else(|| {
+    let suite = suite.or_else(|| known_suite(base)).ok_or_else(|| {
         LabError::Unusable(format!(
             "the Debian suite of {name} is unknown: set it with --suite, or {OTHER_SOURCES}"
         ))

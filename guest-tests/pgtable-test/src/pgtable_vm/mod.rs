@@ -44,7 +44,7 @@ use granule_types::{
 use granule_vmm::{
     arch::{
         aarch64::vm::enable_eager_split,
-        host::{self, TRACEPOINTS},
+        host::{self, FAULT_TRACEPOINT, FAULT_TYPE_FILTERS, TRACEPOINTS},
         vm::{choose_ipa_width, create_vm},
     },
     kvm::{
@@ -89,8 +89,32 @@ pub struct KvmConfig {
     pub dirty_mode: DirtyMode,
     /// Chunk size of eager page splitting when dirty logging starts; `None` to split on faults.
     pub eager_split: Option<Bytes>,
-    /// Enables counts of kernel events, which cost time.
-    pub counts_events: bool,
+    /// Kernel events to count, which costs time.
+    pub events: CountedEvents,
+}
+
+/// Kernel events that a machine counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CountedEvents {
+    /// None.
+    None,
+    /// Stage-2 aborts, exits and calls of the mmu_notifier.
+    #[default]
+    Tracepoints,
+    /// [`Tracepoints`](Self::Tracepoints), and stage-2 aborts by type: an event filter for each.
+    FaultTypes,
+}
+
+impl CountedEvents {
+    fn open(self) -> PerfCounters {
+        match self {
+            Self::None => PerfCounters::default(),
+            Self::Tracepoints => PerfCounters::open(TRACEPOINTS),
+            Self::FaultTypes => {
+                PerfCounters::open(TRACEPOINTS).and_filtered(FAULT_TRACEPOINT, FAULT_TYPE_FILTERS)
+            }
+        }
+    }
 }
 
 impl KvmConfig {
@@ -109,7 +133,7 @@ impl KvmConfig {
             ipa_bits: None,
             dirty_mode: DirtyMode::Plain,
             eager_split: None,
-            counts_events: true,
+            events: CountedEvents::Tracepoints,
         }
     }
 }
@@ -144,7 +168,7 @@ impl KvmMachine {
             return Err(MachineError::new("pinning vCPUs", text));
         }
         // The vCPU threads, which start later, inherit the counters.
-        let events = config.counts_events.then(|| PerfCounters::open(TRACEPOINTS));
+        let events = config.events.open();
         let kvm = kvm::open(host::explain_missing_driver).map_err(context("opening KVM"))?;
         kvm::check_vcpu_count(&kvm, config.vcpus).map_err(context("creating vCPUs"))?;
         let (mode, end) = native::choose_mode(&kvm, config.mode)?;
@@ -171,7 +195,7 @@ impl KvmMachine {
             vcpus: Vec::new(),
             vcpu_count: vcpus,
             statistics: Statistics::default(),
-            events: events.unwrap_or_default(),
+            events,
             host: HostInfo::of_this_host()
                 .map_err(context("detecting the properties of this host"))?,
             ipa_bits: loaded.ipa_bits,
@@ -190,7 +214,7 @@ impl KvmMachine {
         kvm: &Kvm,
         rings: Option<&Arc<DirtyRings>>,
     ) -> Result<(), MachineError> {
-        if config.counts_events {
+        if config.events != CountedEvents::None {
             self.statistics.add_vm(&self.vm);
         }
         for index in 0..self.vcpu_count {
@@ -205,7 +229,7 @@ impl KvmMachine {
                     self.host.features.entry(name).or_insert(value);
                 }
             }
-            if config.counts_events {
+            if config.events != CountedEvents::None {
                 self.statistics.add_vcpu(&fd);
             }
             self.vcpus.push(Box::new(KvmVcpu {

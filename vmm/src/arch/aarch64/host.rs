@@ -45,17 +45,23 @@ pub const FAULT_FILTERS: &[(&str, &CStr)] = &[
     ("by.write", c"ipa >= 0x40000000 && hsr & 0x10000000 && hsr & 0x40"),
 ];
 
+/// Event filters that count stage-2 aborts by type, each with the event's name.
+pub const FAULT_TYPE_FILTERS: &[(&str, &CStr)] = &[
+    ("translation_faults", c"hsr & 4 && !(hsr & 8)"),
+    ("access_flag_faults", c"hsr & 8 && !(hsr & 4)"),
+    ("permission_faults", c"hsr & 4 && hsr & 8"),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::arch::MEMORY_START;
 
-    /// Returns whether a filter accepts a syndrome. `&&` joins the terms: the first excludes device
-    /// accesses, each other term tests bits of the syndrome.
+    /// Returns whether a filter accepts the syndrome of a guest's access to memory. `&&` joins its
+    /// terms: one may exclude device accesses, each other one tests bits of the syndrome.
     fn filter_accepts(filter: &CStr, syndrome: u64) -> bool {
-        let mut terms = filter.to_str().unwrap().split(" && ");
-        assert_eq!(terms.next(), Some(format!("ipa >= {:#x}", MEMORY_START.0).as_str()));
-        terms.all(|term| {
+        let memory = format!("ipa >= {:#x}", MEMORY_START.0);
+        filter.to_str().unwrap().split(" && ").filter(|term| *term != memory).all(|term| {
             let (expected, bits) = match term.strip_prefix("!(hsr & ") {
                 Some(bits) => (false, bits.trim_end_matches(')')),
                 None => (true, term.strip_prefix("hsr & ").unwrap()),
@@ -69,6 +75,18 @@ mod tests {
     }
 
     #[test]
+    fn the_counts_by_level_exclude_device_accesses() {
+        let memory = format!("ipa >= {:#x} && ", MEMORY_START.0);
+
+        assert!(FAULT_FILTERS.iter().all(|(_, f)| f.to_str().unwrap().starts_with(&memory)));
+    }
+
+    fn names_accepting<'a>(filters: &[(&'a str, &CStr)], syndrome: u64) -> Vec<&'a str> {
+        let accepting = filters.iter().filter(|(_, filter)| filter_accepts(filter, syndrome));
+        accepting.map(|(name, _)| *name).collect()
+    }
+
+    #[test]
     fn each_abort_is_counted_once_by_type_and_once_by_access() {
         for (status, kind) in [(0x04, "translation"), (0x08, "access-flag"), (0x0c, "permission")] {
             for level in 1..4 {
@@ -77,13 +95,12 @@ mod tests {
                     (0x24 << 26, "by.read"),
                     (0x24 << 26 | 1 << 6, "by.write"),
                 ] {
-                    let names: Vec<_> = FAULT_FILTERS
-                        .iter()
-                        .filter(|(_, filter)| filter_accepts(filter, class | status | level))
-                        .map(|(name, _)| (*name).to_owned())
-                        .collect();
+                    let syndrome = class | status | level;
+                    let names = names_accepting(FAULT_FILTERS, syndrome);
+                    let types = names_accepting(FAULT_TYPE_FILTERS, syndrome);
 
-                    assert_eq!(names, [format!("{kind}.level{level}"), access.to_owned()]);
+                    assert_eq!(names, [format!("{kind}.level{level}").as_str(), access]);
+                    assert_eq!(types, [format!("{}_faults", kind.replace('-', "_"))]);
                 }
             }
         }

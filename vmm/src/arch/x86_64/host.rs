@@ -13,6 +13,9 @@ pub const FAULT_TRACEPOINT: &str = "kvm_page_fault";
 /// `granule run` does not support x86_64 guests.
 pub const FAULT_FILTERS: &[(&str, &CStr)] = &[];
 
+/// Event filters that count faults by type: none, as in [`FAULT_FILTERS`].
+pub const FAULT_TYPE_FILTERS: &[(&str, &CStr)] = &[];
+
 /// Legacy system calls, which newer architectures lack; the C library may use them.
 #[cfg(target_arch = "x86_64")]
 pub const LEGACY_SYSCALLS: &[i64] = &[
