@@ -192,7 +192,7 @@ fn render_set(format: OutputFormat, set: &ComparisonSet) -> Result<String, Box<d
         OutputFormat::Text => each(render::text),
         OutputFormat::Markdown => each(render::markdown),
         OutputFormat::Html => render::html_set(set),
-        OutputFormat::Cover => render::cover(set, &[command_line()]),
+        OutputFormat::Cover => render::cover(set, &[], &[command_line()]),
         OutputFormat::Csv => render::csv_set(set),
         OutputFormat::Json => render::json_set(set)?,
         OutputFormat::Ktap | OutputFormat::Benchstat => {

@@ -80,16 +80,10 @@ fn cover(
     kernels: &[Kernel],
     settings: &ComparisonOptions,
 ) -> Result<String, LabError> {
-    let mut text = String::new();
-    for kernel in kernels {
-        if let Some(title) = &kernel.title {
-            text.push_str(&format!("{}: {title}\n", kernel.name));
-        }
-    }
+    let title = |kernel: &Kernel| Some((kernel.name.clone(), kernel.title.clone()?));
+    let titles: Vec<_> = kernels.iter().filter_map(title).collect();
     let set = ComparisonSet::new(sides(run_directory, kernels)?, settings)?;
-    text.push_str(if text.is_empty() { "" } else { "\n" });
-    text.push_str(&render::cover(&set, &[command_line()]));
-    Ok(text)
+    Ok(render::cover(&set, &titles, &[command_line()]))
 }
 
 /// Reads the results of each kernel that has some.

@@ -32,12 +32,17 @@ const DEFAULT_COUNTS: [&str; 3] = ["guest_aborts", "DC CIVAC", "TLBI"];
 ///
 /// The phases are those that the caller selected or, without a selection, those with a significant
 /// difference or a changed count. The counts are the judged ones or, if only the time is judged,
-/// guest aborts, `DC CIVAC` and the sum of all TLBI instructions.
-pub fn cover(set: &ComparisonSet, commands: &[String]) -> String {
+/// guest aborts, `DC CIVAC` and the sum of all TLBI instructions. The text starts with `titles`: the
+/// labels of sides, and the subjects of their last patches.
+pub fn cover(set: &ComparisonSet, titles: &[(String, String)], commands: &[String]) -> String {
     let Some(first) = set.comparisons().first() else {
         return String::new();
     };
     let mut out = String::new();
+    for (label, title) in titles {
+        wrap(&mut out, WIDTH, &format!("{label}: "), title);
+    }
+    out.push_str(if titles.is_empty() { "" } else { "\n" });
     wrap(&mut out, WIDTH, "", &sentences::machine(first));
     out.push('\n');
     let before = if set.comparisons().len() == 1 { "before: " } else { "" };

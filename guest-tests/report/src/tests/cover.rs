@@ -49,7 +49,7 @@ fn side(label: &str, patches: u32, figures: Figures) -> LabelledSide {
 
 fn cover(sides: Vec<LabelledSide>, options: &ComparisonOptions) -> String {
     let command = format!("granule compare --format cover {}", "a/path/to/the/results ".repeat(9));
-    render::cover(&ComparisonSet::new(sides, options).unwrap(), &[command])
+    render::cover(&ComparisonSet::new(sides, options).unwrap(), &[], &[command])
 }
 
 #[track_caller]
@@ -156,6 +156,18 @@ fn long_names_and_other_characters_fit() {
 
     assert_fits(&cover(sides(), &options));
     assert_fits(&cover(sides().split_off(1), &options));
+}
+
+#[test]
+fn the_subjects_of_the_sides_come_first() {
+    let sides = vec![side("base", 0, BASE), side("patch", 1, PATCH_1)];
+    let set = ComparisonSet::new(sides, &ComparisonOptions::default()).unwrap();
+    let titles = [("patch".to_owned(), "KVM: arm64: Avoid a caf\u{e9} ".repeat(4))];
+
+    let text = render::cover(&set, &titles, &[]);
+
+    assert_fits(&text);
+    assert!(text.starts_with("patch: KVM: arm64: Avoid a caf?"), "{text}");
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn formats_for_programs_contain_each_comparison_with_its_labels() {
 
 #[test]
 fn a_cover_letter_has_a_row_for_each_backing() {
-    let text = render::cover(&by(&three_backings(), SetupField::Backing).unwrap(), &[]);
+    let text = render::cover(&by(&three_backings(), SetupField::Backing).unwrap(), &[], &[]);
 
     for expected in [
         "\n  anonymous                  50.1  40,080,000 ",
