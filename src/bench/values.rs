@@ -53,7 +53,7 @@ pub enum EventsOption {
     On,
     /// Also stage-2 aborts by type (arm64): translation, permission, access flag
     FaultTypes,
-    /// None
+    /// No events
     Off,
 }
 

@@ -96,7 +96,7 @@ pub struct KvmConfig {
 /// Kernel events that a machine counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CountedEvents {
-    /// None.
+    /// No events.
     None,
     /// Stage-2 aborts, exits and calls of the mmu_notifier.
     #[default]
