@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use granule_lab::{
     self as lab, BisectOptions, CommonOptions, GuestMatrix, HostPackages, LinuxVersion, Locations,
-    Matrix, Options, ReportOptions, RunStatus, SelftestOptions, SourceOptions,
+    Matrix, Options, ReportOptions, RunStatus, SelftestOptions, SourceOptions, Step,
 };
 
 use super::{CommandOutcome, CommandResult};
@@ -63,6 +63,12 @@ enum LabCommand {
     },
     /// Build Debian packages of a host kernel with and without a series, for an arm64 server
     HostKernel(HostPackages),
+    /// Execute one step of a plan, for executors
+    #[command(hide = true)]
+    Step {
+        #[command(subcommand)]
+        step: Step,
+    },
     /// Check every series: list, subjects, application, checkpatch
     CheckSeries {
         /// Kernel source for all bases, instead of Debian's
@@ -98,6 +104,7 @@ pub fn run(args: Args) -> CommandResult {
         }
         LabCommand::Bisect(options) => return Ok(outcome(lab::bisect(*options)?)),
         LabCommand::Fetch { origin } => println!("{}", lab::fetch(&origin)?.display()),
+        LabCommand::Step { step } => return Ok(outcome(lab::step(&step)?)),
         LabCommand::HostKernel(options) => {
             let packages = options.build()?;
             if !options.dry_run {
@@ -123,6 +130,7 @@ pub fn run(args: Args) -> CommandResult {
 }
 
 fn execute(options: &Options) -> CommandResult {
+    lab::interrupt::announce_resume()?;
     lab::run(options).map(outcome).map_err(Into::into)
 }
 

@@ -15,14 +15,19 @@
 
 mod bisect;
 mod command;
+mod in_use;
+pub mod interrupt;
 mod jobs;
 mod kernel;
 mod ledger;
 mod measure;
 mod options;
+mod plan;
 mod progress;
 mod report;
 mod shell;
+mod slurm;
+mod steps;
 mod values;
 
 mod host {
@@ -41,11 +46,9 @@ use std::{
     error::Error,
     io,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use granule_report::{CompareError, results::FileError};
-use granule_types::units::Bytes;
 
 pub use self::{
     bisect::{BisectOptions, bisect},
@@ -53,21 +56,23 @@ pub use self::{
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
     ledger::{LedgerOptions, ledger},
     options::{
-        BuildOptions, CommonOptions, GuestMatrix, HostOptions, KernelOptions, Locations, Matrix,
-        Options, OutputOptions, ReportOptions, SelftestOptions, SourceOptions, TestProgram,
-        Workload,
+        BuildOptions, CommonOptions, ExecutionOptions, GuestMatrix, HostOptions, KernelOptions,
+        Locations, Matrix, Options, OutputOptions, ReportOptions, SelftestOptions, SourceOptions,
+        TestProgram, Workload,
     },
     report::RunStatus,
+    steps::{Step, step},
     values::{BuildSetting, LinuxVersion, MakeVariable, PageSize, Revisions},
 };
 use self::{
     command::CommandError,
-    host::emulator,
     jobs::{JobQueue, execute::Executor, matrix, run_directory::RunDirectory},
-    options::{Paths, RunPath},
+    kernel::{Preparation, planned, revisions::pinned as pinned_revisions},
+    options::{ExecutorKind, Paths, RunPath},
+    plan::Plan,
     progress::Progress,
-    report::{RunInfo, comparison, guest_boot_report, selftest_report},
-    shell::Shell,
+    report::{RunInfo, comparison},
+    shell::{Shell, absolute},
 };
 
 /// Error returned when a run of the lab or of one of its tools fails.
@@ -131,92 +136,141 @@ pub fn fetch(origin: &SourceOptions) -> Result<PathBuf, LabError> {
 ///
 /// # Errors
 /// A requirement is missing, a kernel cannot be built, or no results can be compared.
-pub fn run(options: &Options) -> Result<RunStatus, LabError> {
-    let CommonOptions { host, output, .. } = &options.common;
-    let dry = output.dry_run;
-    let shell = Shell::new(dry);
+pub fn run(given: &Options) -> Result<RunStatus, LabError> {
+    let resumed = match (&given.common.output.out, given.common.execution.resume) {
+        (Some(out), true) => Some(resume(&absolute(out)?, given)?),
+        _ => None,
+    };
+    let options = resumed.as_ref().map_or(given, |plan| &plan.options);
+    let CommonOptions { output, execution, .. } = &options.common;
+    let shell = match &execution.plan {
+        Some(_) => Shell::silent(),
+        None => Shell::new(output.dry_run),
+    };
     let paths = Paths::new(&options.common)?;
-    let progress = Progress::new(dry);
-    if let RunPath::Given(path) = &paths.out {
+    let executor_kind = execution.executor.or(resumed.as_ref().map(|plan| plan.executor));
+    let executor_kind = executor_kind.unwrap_or_default();
+    check_execution(shell, executor_kind, execution)?;
+    if let (RunPath::Given(path), None) = (&paths.out, &resumed) {
         RunDirectory::check_unused(shell, path)?;
     }
-    let executor = executor(&options.common, &paths)?;
-    let (built, tests) = kernel::prepare(shell, options, &paths, &progress)?;
-    let run_directory = RunDirectory::create(shell, &paths.out)?;
-    run_directory.add_kernels(shell, &built)?;
-    let jobs = matrix::jobs(options, &tests);
-    let queue = JobQueue {
-        executor: &executor,
-        shell,
-        progress: &progress,
-        run_directory: &run_directory,
-        emulator_count: host.emulator_count(),
+    let progress = Progress::new(shell.is_dry_run());
+    let executor = Executor::new(shell, &options.common, &paths)?;
+    let preparation = Preparation::new(shell, options, &paths, &progress)?;
+    if shell.is_dry_run() && execution.plan.is_none() {
+        return print_commands(options, &paths, &preparation, &executor, &progress);
+    }
+    let planned = preparation.planned()?;
+    if let Some(plan) = &resumed {
+        plan.check_kernels(&planned)?;
+    }
+    let mut pinned = options.clone().with_paths(&paths);
+    pinned.common.kernels.revisions = pinned_revisions(&options.common.kernels)?;
+    let new_plan = |directory: &Path, file: &Path| {
+        let kernels = (planned.clone(), preparation.tests.clone());
+        Plan::new(pinned.clone(), executor_kind, (directory, file), &executor, kernels)
     };
-    let results = queue.run(&built, &jobs);
-    if dry {
-        if options.workload.has_records() {
-            comparison::print_commands(&run_directory, &built)?;
-        }
+    if let Some(target) = &execution.plan {
+        let directory = RunDirectory::next_path(&paths.out);
+        let file = match target.as_os_str() == "-" {
+            true => Plan::path_in(&directory),
+            false => absolute(target)?,
+        };
+        new_plan(&directory, &file)?.write_to(target)?;
         return Ok(RunStatus::Passed);
     }
-    let run = RunInfo { kernels: &built, jobs: &jobs, emulator: &executor.emulator_version };
-    let status = match &options.workload {
-        Workload::Selftests(_) => {
-            progress.finish();
-            selftest_report::report(&run_directory, run, results)?
+    let run_directory = match &resumed {
+        Some(plan) => RunDirectory::of_path(&plan.directory),
+        None => RunDirectory::create(shell, &paths.out)?,
+    };
+    let plan = new_plan(run_directory.path(), &Plan::path_in(run_directory.path()))?;
+    let _lock = plan.claim(&run_directory)?;
+    let remark = match executor_kind {
+        ExecutorKind::Local => "",
+        ExecutorKind::Slurm => ", the submitted jobs continue",
+    };
+    interrupt::set_run_directory(run_directory.path(), remark);
+    let status = match executor_kind {
+        ExecutorKind::Local => {
+            run_locally(&plan, &run_directory, &executor, preparation, &progress)?
         }
-        Workload::Guest(_) => {
-            progress.finish();
-            guest_boot_report::report(&run_directory, run, results)?
-        }
-        Workload::PageTableTest(_) => {
-            let failed = run_directory.write_records(&built, &jobs, results, &progress)?;
-            progress.finish();
-            match comparison::compare(options, &run_directory, &built)? {
-                RunStatus::Passed if !failed => RunStatus::Passed,
-                _ => RunStatus::Failed,
-            }
+        ExecutorKind::Slurm => {
+            drop(preparation);
+            slurm::run(&plan, &run_directory, &executor, &progress)?
         }
     };
     eprintln!("lab: run directory: {}", run_directory.path().display());
     Ok(status)
 }
 
-/// Returns the executor of jobs, after a check of its programs.
-fn executor(options: &CommonOptions, paths: &Paths) -> Result<Executor, LabError> {
-    let CommonOptions { kernels, host, output } = options;
-    let dry = output.dry_run;
-    check_programs(paths, dry)?;
-    let emulator_version = match emulator::version(&host.qemu) {
-        Err(_) if dry => "QEMU".to_owned(),
-        version => version?,
+/// Reads the plan of the run to resume.
+fn resume(directory: &Path, given: &Options) -> Result<Plan, LabError> {
+    let resolve = |options: Options| {
+        let paths = Paths::new(&options.common)?;
+        let mut resolved = options.with_paths(&paths);
+        resolved.common.kernels.revisions = pinned_revisions(&resolved.common.kernels)?;
+        Ok::<_, LabError>(resolved)
     };
-    if !dry {
-        let machine = matrix::machine(host, 1, Bytes::mib(64));
-        emulator::probe(&host.qemu, &machine, &paths.plugin)?;
-    }
-    Ok(Executor {
-        qemu: host.qemu.clone(),
-        init: paths.init.clone(),
-        plugin: paths.plugin.clone(),
-        emulator_version,
-        deadline: Duration::from_secs(host.deadline),
-        fails_on_splat: kernels.build.debug_kernel,
-    })
+    Plan::resume(directory, &resolve(given.clone())?, &resolve(Options::defaults())?)
 }
 
-/// Checks that the required programs of this workspace exist, before the kernels are built.
-fn check_programs(paths: &Paths, dry: bool) -> Result<(), LabError> {
-    for (program, path, option) in [
-        ("the static arm64 `granule`", &paths.init, "--init"),
-        ("the counting plugin", &paths.plugin, "--plugin"),
-    ] {
-        if !path.is_file() && !dry {
-            return Err(LabError::Unusable(format!(
-                "{program} is missing at {}: run scripts/lab, which builds it, or set {option}",
-                path.display()
-            )));
+/// Checks that the executor can be used, before kernels are built.
+fn check_execution(
+    shell: Shell,
+    kind: ExecutorKind,
+    execution: &ExecutionOptions,
+) -> Result<(), LabError> {
+    match kind {
+        ExecutorKind::Slurm if !shell.is_dry_run() => slurm::check(),
+        ExecutorKind::Local if !execution.slurm_args.is_empty() => {
+            Err(LabError::Unusable("--slurm-arg requires --executor slurm".to_owned()))
         }
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+fn run_locally(
+    plan: &Plan,
+    run_directory: &RunDirectory,
+    executor: &Executor,
+    preparation: Preparation<'_>,
+    progress: &Progress,
+) -> Result<RunStatus, LabError> {
+    let shell = Shell::new(false);
+    let kernels = preparation.build_all(progress)?;
+    let _in_use = planned::mark_in_use(&kernels, preparation.cache())?;
+    drop(preparation);
+    run_directory.add_kernels(shell, &kernels)?;
+    let jobs = plan.jobs();
+    let queue = JobQueue {
+        executor,
+        shell,
+        progress,
+        run_directory,
+        emulator_count: plan.options.common.host.emulator_count(),
+    };
+    let results = queue.run(&kernels, &jobs);
+    let run = RunInfo { kernels: &kernels, jobs: &jobs, emulator: &executor.emulator_version };
+    report::publish_results(&plan.options, run_directory, run, results, progress)
+}
+
+/// Prints the commands of a run.
+fn print_commands(
+    options: &Options,
+    paths: &Paths,
+    preparation: &Preparation<'_>,
+    executor: &Executor,
+    progress: &Progress,
+) -> Result<RunStatus, LabError> {
+    let shell = Shell::new(true);
+    let kernels = preparation.build_all(progress)?;
+    let run_directory = RunDirectory::create(shell, &paths.out)?;
+    run_directory.add_kernels(shell, &kernels)?;
+    let (run_directory, emulator_count) = (&run_directory, 1);
+    let queue = JobQueue { executor, shell, progress, run_directory, emulator_count };
+    queue.run(&kernels, &matrix::jobs(options, &preparation.tests));
+    if options.workload.has_records() {
+        comparison::print_commands(run_directory, &kernels)?;
+    }
+    Ok(RunStatus::Passed)
 }

@@ -3,9 +3,11 @@
 //! read-only file operations.
 
 use std::{
+    collections::BTreeMap,
     fmt, fs,
     io::{self, Write},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use sha2::{Digest, Sha256};
@@ -15,29 +17,42 @@ use crate::command::{Command, CommandError, quote};
 /// Executor of commands and file operations; prints them in a dry run.
 #[derive(Debug, Clone, Copy)]
 pub struct Shell {
-    dry_run: bool,
+    mode: Mode,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Execute,
+    Print,
+    /// A dry run that prints nothing.
+    Silent,
 }
 
 impl Shell {
     /// Returns a shell that executes operations or, if `dry_run`, only prints them.
     pub const fn new(dry_run: bool) -> Self {
-        Self { dry_run }
+        Self { mode: if dry_run { Mode::Print } else { Mode::Execute } }
+    }
+
+    /// Returns a shell that neither executes nor prints operations.
+    pub const fn silent() -> Self {
+        Self { mode: Mode::Silent }
     }
 
     pub const fn is_dry_run(self) -> bool {
-        self.dry_run
+        !matches!(self.mode, Mode::Execute)
     }
 
     /// Prints a line in a dry run; otherwise has no effect.
     pub fn print(self, line: impl fmt::Display) {
-        if self.dry_run {
+        if self.mode == Mode::Print {
             // A reader may close the pipe early (`| head`); that is not an error.
             let _ = writeln!(io::stdout(), "{line}");
         }
     }
 
     pub fn run(self, command: &Command) -> Result<(), CommandError> {
-        if self.dry_run {
+        if self.is_dry_run() {
             self.print(command);
             return Ok(());
         }
@@ -50,7 +65,7 @@ impl Shell {
     }
 
     pub fn write(self, path: &Path, content: impl AsRef<[u8]>) -> Result<(), CommandError> {
-        if self.dry_run {
+        if self.is_dry_run() {
             let text = String::from_utf8_lossy(content.as_ref()).into_owned();
             self.print(format_args!("printf %s {} >{}", quote(text), quote(path)));
         }
@@ -82,7 +97,7 @@ impl Shell {
         path: &Path,
         action: impl FnOnce() -> io::Result<()>,
     ) -> Result<(), CommandError> {
-        if self.dry_run {
+        if self.is_dry_run() {
             return Ok(());
         }
         action().map_err(|e| CommandError::file(operation, path, e))
@@ -115,7 +130,31 @@ pub fn sorted_entries(path: &Path) -> Vec<String> {
 
 /// Returns the SHA-256 in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hexadecimal(&Sha256::digest(bytes))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// SHA-256 of files, each read once.
+#[derive(Debug, Default)]
+pub struct FileHashes(Mutex<BTreeMap<PathBuf, String>>);
+
+impl FileHashes {
+    pub fn sha256(&self, path: &Path) -> Result<String, CommandError> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hash) = known.get(path) {
+            return Ok(hash.clone());
+        }
+        let mut hasher = Sha256::new();
+        fs::File::open(path)
+            .and_then(|mut file| io::copy(&mut file, &mut hasher))
+            .map_err(|error| CommandError::file("read", path, error))?;
+        let hash = hexadecimal(&hasher.finalize());
+        known.insert(path.to_owned(), hash.clone());
+        Ok(hash)
+    }
 }
 
 #[cfg(test)]

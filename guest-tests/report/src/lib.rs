@@ -28,7 +28,7 @@ mod tests;
 pub use self::{
     comparison::{
         CompareError, Comparison, ComparisonOptions, ComparisonSet, FailOn, LabelledSide,
-        SetupField, command_line,
+        SetupField, command_line, set_command_line,
     },
     judge::Verdict,
     provenance::{Difference, series_line},

@@ -23,7 +23,7 @@ use self::{
     state::{MeasuredCommit, State},
 };
 use crate::{
-    LabError, RunStatus, executor,
+    LabError, RunStatus,
     jobs::{
         JobQueue,
         execute::Executor,
@@ -38,8 +38,8 @@ use crate::{
     },
     measure::{self, Measurement},
     options::{
-        BuildOptions, CommonOptions, HUGETLB_2M, HostOptions, KernelOptions, Locations, Matrix,
-        Options, OutputOptions, Paths, ReportOptions, RunPath, SourceOptions,
+        BuildOptions, CommonOptions, ExecutionOptions, HUGETLB_2M, HostOptions, KernelOptions,
+        Locations, Matrix, Options, OutputOptions, Paths, ReportOptions, RunPath, SourceOptions,
     },
     progress::Progress,
     report::print,
@@ -62,6 +62,9 @@ pub struct BisectOptions {
     /// Git repository of the kernels, which is only read
     #[arg(long, value_name = "TREE")]
     git: PathBuf,
+    /// Continue the interrupted bisection in the directory --out
+    #[arg(long, requires = "out", conflicts_with = "dry_run")]
+    resume: bool,
     #[command(flatten)]
     figure: Figure,
     #[command(flatten)]
@@ -148,10 +151,11 @@ impl<'a> Bisection<'a> {
             },
             host: options.host.clone(),
             output: options.output.clone(),
+            execution: ExecutionOptions::default(),
         };
         let shell = Shell::new(options.output.dry_run);
         let paths = Paths::new(&common)?;
-        let executor = executor(&common, &paths)?;
+        let executor = Executor::new(shell, &common, &paths)?;
         let mut matrix = options.matrix.clone();
         matrix.load = matrix.load.with_one_job(HUGETLB_2M);
         let jobs =
@@ -163,7 +167,7 @@ impl<'a> Bisection<'a> {
         }
         let state = State::new(&settings);
         let (run_directory, state) = match &paths.out {
-            RunPath::Given(path) if options.output.resume => {
+            RunPath::Given(path) if options.resume => {
                 (RunDirectory::open(path)?, state.resume(path)?)
             }
             _ => (RunDirectory::create(shell, &paths.out)?, state),

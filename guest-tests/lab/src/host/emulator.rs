@@ -50,6 +50,12 @@ impl EmulatedMachine {
         8 * u64::from(self.cpus)
     }
 
+    /// Returns the memory that the emulator's process requires: that of the machine, and QEMU's buffer
+    /// of translated code, which has up to 1 GiB.
+    pub fn process_memory(&self) -> Bytes {
+        Bytes(self.memory.0 + Bytes::gib(1).0 + Bytes::mib(256).0)
+    }
+
     /// Returns the emulator command for this hardware, without a kernel.
     pub fn emulator(&self, qemu: &Path) -> Command {
         let Self { cpu, cpus, memory, .. } = self;

@@ -11,31 +11,37 @@
 //! | `emulator.log` | QEMU's own messages |
 //! | `counts.jsonl` | segments of the plugin |
 //! | `stdout`, `stderr`, `raw.jsonl` | output and results of the test |
+//! | `outcome.json` | written last: the job ended |
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use granule_types::host::HostFacts;
+use granule_types::{host::HostFacts, units::Bytes};
 
 use crate::{
+    LabError,
     command::{Command, CommandError, log_tail},
     host::{
-        emulator::{kernel_command_line, path_option},
+        emulator::{self, kernel_command_line, path_option},
         guest_init,
         initramfs::{self, ArchiveEntry},
         job::{FACTS_PATH, JOB_PATH, KERNEL_TEST_PATH, receive_report},
     },
     jobs::{
+        JobResult,
         counts::{CountError, check_waits, read_segments},
         guest::LinuxGuest,
-        matrix::PlannedJob,
+        matrix::{self, PlannedJob},
         outcome::{JobError, JobOutcome, find_oops, find_splat},
+        outcome_file::{Failure, OutcomeFile},
     },
     kernel::Kernel,
-    shell::Shell,
+    options::{CommonOptions, Paths},
+    shell::{FileHashes, Shell, sha256},
 };
 
 const CONSOLE_FILE: &str = "console.log";
@@ -43,7 +49,7 @@ const COUNTS_FILE: &str = "counts.jsonl";
 const INITRAMFS_FILE: &str = "initramfs.cpio";
 
 /// Executor of jobs, with the properties that all jobs of a run share.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Executor {
     pub qemu: PathBuf,
     pub init: PathBuf,
@@ -53,10 +59,35 @@ pub struct Executor {
     pub deadline: Duration,
     /// Indicates that any splat on the console fails the job.
     pub fails_on_splat: bool,
+    pub hashes: FileHashes,
 }
 
 impl Executor {
-    /// Executes a job. Returns `None` in a dry run.
+    /// Returns the executor of a run, after a check of its programs.
+    pub fn new(shell: Shell, options: &CommonOptions, paths: &Paths) -> Result<Self, LabError> {
+        let CommonOptions { kernels, host, .. } = options;
+        let dry = shell.is_dry_run();
+        check_programs(paths, dry)?;
+        let emulator_version = match emulator::version(&host.qemu) {
+            Err(_) if dry => "QEMU".to_owned(),
+            version => version?,
+        };
+        if !dry {
+            let machine = matrix::machine(host, 1, Bytes::mib(64));
+            emulator::probe(&host.qemu, &machine, &paths.plugin)?;
+        }
+        Ok(Self {
+            qemu: host.qemu.clone(),
+            init: paths.init.clone(),
+            plugin: paths.plugin.clone(),
+            emulator_version,
+            deadline: Duration::from_secs(host.deadline),
+            fails_on_splat: kernels.build.debug_kernel,
+            hashes: FileHashes::default(),
+        })
+    }
+
+    /// Executes a job in a directory, whose contents are removed. Returns `None` in a dry run.
     pub fn run(
         &self,
         shell: Shell,
@@ -64,20 +95,12 @@ impl Executor {
         job: &PlannedJob,
         directory: &Path,
     ) -> Result<Option<JobOutcome>, JobError> {
+        if directory.exists() {
+            shell.remove_dir(directory)?;
+        }
         shell.create_dir(directory)?;
         let command = self.command(kernel, job, directory);
-        let facts = HostFacts {
-            series: kernel.series.clone(),
-            commit: kernel.commit.clone(),
-            compiler: kernel.compiler.clone(),
-            image_sha256: Some(kernel.image_sha256.clone()),
-            emulator: Some(format!("{} {}", self.emulator_version, job.machine.describe())),
-            cpu: Some(job.machine.cpu.clone()),
-            ..HostFacts::default()
-        };
-        let serialize = |e: serde_json::Error| CommandError::file("write", directory, e.into());
-        let job_text = serde_json::to_string(&job.job).map_err(serialize)?;
-        let facts_text = serde_json::to_string(&facts).map_err(serialize)?;
+        let (job_text, facts_text) = self.texts(kernel, job)?;
         let archive = directory.join(INITRAMFS_FILE);
         let contents = self.initramfs_contents(kernel, job, &job_text, &facts_text);
         if shell.is_dry_run() {
@@ -95,7 +118,79 @@ impl Executor {
         let ended = shell.run(&command);
         // The archive is large and can be rebuilt from its inputs.
         let _ = fs::remove_file(&archive);
-        self.collect_outcome(job, directory, ended).map(Some)
+        let result = self.collect_outcome(job, directory, ended);
+        OutcomeFile::of_result(self.inputs(kernel, job)?, &result).write(directory)?;
+        result.map(Some)
+    }
+
+    /// Returns the recorded result of a job that ended with these inputs; `None` without one.
+    pub fn recorded(
+        &self,
+        kernel: &Kernel,
+        job: &PlannedJob,
+        directory: &Path,
+    ) -> Result<Option<JobResult>, CommandError> {
+        let Some(outcome) = OutcomeFile::read(directory) else { return Ok(None) };
+        if outcome.inputs != self.inputs(kernel, job)? {
+            return Ok(None);
+        }
+        Ok(Some(match outcome.failure {
+            None => Some(self.collect_outcome(job, directory, Ok(()))),
+            Some(Failure::NoReport(message) | Failure::Error(message)) => {
+                Some(Err(JobError::Recorded(message)))
+            }
+            Some(Failure::Skipped) => None,
+        }))
+    }
+
+    /// Returns the hash of everything that the results of a job depend on.
+    pub fn inputs(&self, kernel: &Kernel, job: &PlannedJob) -> Result<String, CommandError> {
+        let (job_text, facts_text) = self.texts(kernel, job)?;
+        let plugin = job.machine.plugin_option(Path::new(""), Path::new(""));
+        let text = format!(
+            "{job_text}\n{facts_text}\n{:?}\n{plugin}\n{:?}\n{}\n{}",
+            self.job_inputs(job)?,
+            kernel.functions,
+            job.kernel_parameters,
+            self.fails_on_splat
+        );
+        Ok(sha256(text.as_bytes()))
+    }
+
+    /// Returns the SHA-256 of each input of a job, except for the kernel; `None` for a missing file.
+    pub fn job_inputs(
+        &self,
+        job: &PlannedJob,
+    ) -> Result<BTreeMap<String, Option<String>>, CommandError> {
+        let serialize = |e: serde_json::Error| CommandError::file("write", "job.json", e.into());
+        let text = serde_json::to_string(&job.job).map_err(serialize)?;
+        let mut inputs = BTreeMap::from([("job".to_owned(), Some(sha256(text.as_bytes())))]);
+        let guest = job.guest.iter().flat_map(|guest| &guest.files);
+        let files = [("init", &self.init), ("plugin", &self.plugin)]
+            .into_iter()
+            .chain(job.kernel_test.iter().map(|test| ("test", test)))
+            .chain(guest.map(|(file, path)| (*path, file)));
+        for (name, file) in files {
+            let hash = file.is_file().then(|| self.hashes.sha256(file)).transpose()?;
+            inputs.insert(name.to_owned(), hash);
+        }
+        Ok(inputs)
+    }
+
+    /// Returns the contents of `job.json` and `facts.json`.
+    fn texts(&self, kernel: &Kernel, job: &PlannedJob) -> Result<(String, String), CommandError> {
+        let facts = HostFacts {
+            series: kernel.series.clone(),
+            commit: kernel.commit.clone(),
+            compiler: kernel.compiler.clone(),
+            image_sha256: Some(kernel.image_sha256.clone()),
+            emulator: Some(format!("{} {}", self.emulator_version, job.machine.describe())),
+            cpu: Some(job.machine.cpu.clone()),
+            ..HostFacts::default()
+        };
+        let failed = |e: serde_json::Error| CommandError::file("write", "job.json", e.into());
+        let job = serde_json::to_string(&job.job).map_err(failed)?;
+        Ok((job, serde_json::to_string(&facts).map_err(failed)?))
     }
 
     fn command(&self, kernel: &Kernel, job: &PlannedJob, directory: &Path) -> Command {
@@ -189,4 +284,20 @@ impl Executor {
         check_waits(&segments, job.machine.max_wait())?;
         Ok(JobOutcome { report, segments })
     }
+}
+
+/// Checks that the required programs of this workspace exist, before the kernels are built.
+fn check_programs(paths: &Paths, dry: bool) -> Result<(), LabError> {
+    for (program, path, option) in [
+        ("the static arm64 `granule`", &paths.init, "--init"),
+        ("the counting plugin", &paths.plugin, "--plugin"),
+    ] {
+        if !path.is_file() && !dry {
+            return Err(LabError::Unusable(format!(
+                "{program} is missing at {}: run scripts/lab, which builds it, or set {option}",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
 }

@@ -74,6 +74,11 @@ pub fn jobs(options: &Options, tests: &[Invocation]) -> Vec<PlannedJob> {
 }
 
 impl PlannedJob {
+    /// Returns the name that jobs of similar duration share: all but the seed.
+    pub fn cost_class(&self) -> &str {
+        self.name.rsplit_once("-seed").map_or(&self.name, |(class, _)| class)
+    }
+
     /// Returns a job without settings. `cpus` and `memory` apply unless `host` sets them.
     fn new(
         host: &HostOptions,

@@ -7,6 +7,7 @@ pub mod execute;
 pub mod guest;
 pub mod matrix;
 pub mod outcome;
+pub mod outcome_file;
 pub mod run_directory;
 
 use std::{
@@ -31,7 +32,7 @@ use crate::{kernel::Kernel, progress::Progress, shell::Shell};
 pub const KERNEL_DOES_NOT_BOOT: &str = "not run: this kernel does not boot";
 
 /// Number of jobs without a report of PID 1 after which the other jobs of a kernel are skipped.
-const MAX_FAILED_BOOTS: usize = 2;
+pub const MAX_FAILED_BOOTS: usize = 2;
 
 #[derive(Debug)]
 pub struct JobQueue<'a> {
@@ -56,7 +57,8 @@ impl JobQueue<'_> {
             pluralize(jobs.len(), "job"),
             pluralize(kernels.len(), "kernel")
         ));
-        self.progress.start_jobs(boots);
+        let classes = (0..boots).map(|index| jobs[index / kernels.len()].cost_class().to_owned());
+        self.progress.start_jobs(classes, self.emulator_count);
         let next = AtomicUsize::new(0);
         let failed_boots: Vec<_> = kernels.iter().map(|_| AtomicUsize::new(0)).collect();
         let results: JobResults =
@@ -69,7 +71,9 @@ impl JobQueue<'_> {
                     continue;
                 }
                 let result = self.run_job(&kernels[kernel], &jobs[job]);
-                if let Some(Err(JobError::NoReport { .. })) = &result {
+                if let Some(Err(error)) = &result
+                    && error.is_failed_boot()
+                {
                     failed_boots[kernel].fetch_add(1, Relaxed);
                 }
                 results.lock().unwrap_or_else(PoisonError::into_inner)[kernel][job] = result;
@@ -82,11 +86,20 @@ impl JobQueue<'_> {
 
     fn run_job(&self, kernel: &Kernel, job: &PlannedJob) -> JobResult {
         let start = Instant::now();
-        let directory = self.run_directory.job_path(kernel, job);
+        let name = format!("{} {}", kernel.name, job.name);
+        let directory = self.run_directory.job_path(&kernel.name, &job.name);
+        let recorded = match self.shell.is_dry_run() {
+            true => None,
+            false => self.executor.recorded(kernel, job, &directory).ok().flatten(),
+        };
+        if let Some(Some(Ok(outcome))) = recorded {
+            self.progress.job_done(&name, job.cost_class(), None);
+            return Some(Ok(outcome));
+        }
         let result = self.executor.run(self.shell, kernel, job, &directory).transpose();
         if !self.shell.is_dry_run() {
-            let name = format!("{} {}", kernel.name, job.name);
-            self.progress.job_done(&name, start.elapsed().as_secs_f64());
+            let seconds = start.elapsed().as_secs_f64();
+            self.progress.job_done(&name, job.cost_class(), Some(seconds));
         }
         result
     }

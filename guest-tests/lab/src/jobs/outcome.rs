@@ -53,6 +53,18 @@ pub enum JobError {
     Log(#[source] FileError),
     #[error(transparent)]
     Counts(#[from] CountError),
+    /// Failure of a job that another process ran.
+    #[error("{0}")]
+    Recorded(String),
+    #[error("the job did not run to its end: continue the run with --resume")]
+    NotEnded,
+}
+
+impl JobError {
+    /// Reports whether the kernel did not boot.
+    pub const fn is_failed_boot(&self) -> bool {
+        matches!(self, Self::NoReport { .. })
+    }
 }
 
 /// Outcome of a job whose boot completed.

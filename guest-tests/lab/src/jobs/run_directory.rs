@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! lab-runs/NAME/
+//!   plan.json               kernels, jobs and options of the run (see `plan`)
 //!   comparison.txt          the printed report
 //!   report.html             the HTML report; a patch has one in the directory of its kernel
 //!   KERNEL/                 `base`, the name of a series …: an input of `granule compare`
@@ -29,7 +30,7 @@ use crate::{
     kernel::Kernel,
     options::RunPath,
     progress::Progress,
-    shell::{Shell, absolute},
+    shell::{Shell, absolute, sorted_entries},
     with_causes,
 };
 
@@ -39,6 +40,9 @@ pub struct FailedJob {
     pub job: String,
     pub error: String,
 }
+
+/// Start of the names of directories of attempts.
+const ATTEMPT_PREFIX: &str = ".attempt-";
 
 #[derive(Debug)]
 pub struct RunDirectory {
@@ -57,6 +61,14 @@ impl RunDirectory {
             RunPath::Numbered(stem) => create_numbered(shell, stem)?,
         };
         Ok(Self { path })
+    }
+
+    /// Returns the path of the directory that would be created.
+    pub fn next_path(path: &RunPath) -> PathBuf {
+        match path {
+            RunPath::Given(path) => path.clone(),
+            RunPath::Numbered(stem) => next_unused(stem, 1).1,
+        }
     }
 
     /// Refuses a path that is no empty directory.
@@ -79,6 +91,11 @@ impl RunDirectory {
     /// Writes `kernel.json` and the configuration of each kernel.
     pub fn add_kernels(&self, shell: Shell, kernels: &[Kernel]) -> Result<(), CommandError> {
         kernels.iter().try_for_each(|kernel| self.add_kernel(shell, kernel))
+    }
+
+    /// Returns a run directory that exists.
+    pub fn of_path(path: &Path) -> Self {
+        Self { path: path.to_owned() }
     }
 
     /// Opens an existing directory.
@@ -114,8 +131,27 @@ impl RunDirectory {
         self.path.join(&kernel.name)
     }
 
-    pub fn job_path(&self, kernel: &Kernel, job: &PlannedJob) -> PathBuf {
-        self.kernel_path(kernel).join(&job.name)
+    /// Returns the path of a job by the names of its kernel and the job.
+    pub fn job_path(&self, kernel: &str, job: &str) -> PathBuf {
+        self.path.join(kernel).join(job)
+    }
+
+    /// Creates a directory for one attempt of a job on a kernel.
+    pub fn attempt(&self, kernel: &str) -> Result<PathBuf, CommandError> {
+        let parent = self.path.join(kernel);
+        let attempt = tempfile::Builder::new().prefix(ATTEMPT_PREFIX).tempdir_in(&parent);
+        Ok(attempt.map_err(|e| CommandError::file("create an attempt in", parent, e))?.keep())
+    }
+
+    /// Removes the attempts of a kernel's jobs that were lost with their machine.
+    pub fn remove_attempts(&self, kernel: &str) -> Result<(), CommandError> {
+        let parent = self.path.join(kernel);
+        for name in sorted_entries(&parent) {
+            if name.starts_with(ATTEMPT_PREFIX) {
+                Shell::new(false).remove_dir(&parent.join(name))?;
+            }
+        }
+        Ok(())
     }
 
     pub fn results_path(&self, kernel: &Kernel) -> PathBuf {
@@ -189,24 +225,27 @@ impl RunDirectory {
 
 /// Creates the first unused directory of `STEM-001`, `STEM-002` … No other run gets the same one.
 fn create_numbered(shell: Shell, stem: &Path) -> Result<PathBuf, CommandError> {
-    let mut number = 0;
+    let mut first = 1;
     loop {
-        number += 1;
-        let path = PathBuf::from(format!("{}-{number:03}", stem.display()));
-        if path.exists() {
-            continue;
-        }
+        let (number, path) = next_unused(stem, first);
         if shell.is_dry_run() {
             shell.create_dir(&path)?;
             return Ok(path);
         }
         shell.create_dir(stem.parent().unwrap_or(Path::new(".")))?;
         match fs::create_dir(&path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => first = number + 1,
             Err(error) => return Err(CommandError::file("create the directory", path, error)),
             Ok(()) => return Ok(path),
         }
     }
+}
+
+/// Returns the first unused number from `first` on, and its path.
+fn next_unused(stem: &Path, first: u32) -> (u32, PathBuf) {
+    let path = |number| PathBuf::from(format!("{}-{number:03}", stem.display()));
+    let number = (first..u32::MAX).find(|number| !path(*number).exists()).unwrap_or(u32::MAX);
+    (number, path(number))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), CommandError> {

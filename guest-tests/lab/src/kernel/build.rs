@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! CACHE/objects/KEY/   objects of one source, version, configuration and toolchain
-//! CACHE/kernels/KEY/   Image, System.map, config, build.log; complete if it exists
+//! CACHE/kernels/KEY/   Image, System.map, config, tree, build.log; complete if it exists
 //! ```
 //!
 //! The key of a kernel is the hash of its inputs: Git tree, configuration fragments, compiler and
@@ -19,6 +19,7 @@ use std::{
 use crate::{
     LabError,
     command::{Command, CommandError},
+    in_use,
     kernel::{
         image::Kernel,
         recipe::Recipe,
@@ -43,9 +44,9 @@ pub struct KernelBuilder<'a> {
 /// One kernel to build: its recipe and everything that its key depends on.
 #[derive(Debug)]
 pub struct Build<'a> {
-    recipe: &'a Recipe,
+    pub recipe: &'a Recipe,
     toolchain: Toolchain,
-    fragment: String,
+    pub fragment: String,
     /// Hash of configuration fragments and variables of `make`.
     settings: String,
     objects: PathBuf,
@@ -56,7 +57,12 @@ pub struct Build<'a> {
 impl Build<'_> {
     /// Reports whether the cache contains the kernel.
     pub fn is_done(&self) -> bool {
-        self.directory.join("Image").is_file()
+        self.image().is_file()
+    }
+
+    /// Returns the path of the image in the cache.
+    pub fn image(&self) -> PathBuf {
+        self.directory.join("Image")
     }
 
     /// Returns the first lines of the compiler's and the linker's `--version`.
@@ -123,6 +129,8 @@ impl<'a> KernelBuilder<'a> {
         };
         if !build.is_done() {
             self.compile(build).map_err(failed)?;
+        } else if !self.shell.is_dry_run() {
+            in_use::touch(&build.directory);
         }
         let image = build.directory.join("Image");
         if self.shell.is_dry_run() && !image.is_file() {
@@ -177,6 +185,7 @@ impl<'a> KernelBuilder<'a> {
         };
         shell.create_dir(objects)?;
         if !shell.is_dry_run() {
+            in_use::touch(objects);
             let _ = fs::remove_file(&log);
         }
         let fragment = objects.join("granule.config");
@@ -209,6 +218,7 @@ impl<'a> KernelBuilder<'a> {
         ] {
             shell.copy(&build.objects.join(from), &partial.join(to))?;
         }
+        shell.write(&partial.join("tree"), build.recipe.tree.to_string())?;
         shell.remove_dir(&build.directory)?;
         shell.rename(&partial, &build.directory)
     }

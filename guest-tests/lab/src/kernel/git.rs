@@ -22,6 +22,7 @@ use tempfile::TempDir;
 
 use crate::{
     command::{Command, CommandError},
+    in_use,
     shell::{self, Shell},
 };
 
@@ -100,6 +101,9 @@ impl Repository {
         if !repository.git_dir.join("HEAD").is_file() {
             shell.create_dir(&repository.work_tree)?;
             create(shell, &repository.git_dir)?;
+        }
+        if !shell.is_dry_run() {
+            in_use::touch(directory);
         }
         if let Some(objects) = objects {
             let alternates = repository.git_dir.join("objects/info/alternates");

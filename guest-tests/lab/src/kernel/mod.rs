@@ -14,6 +14,7 @@ pub mod git;
 pub mod host_packages;
 pub mod image;
 pub mod mail;
+pub mod planned;
 pub mod recipe;
 pub mod revisions;
 pub mod selftests;
@@ -30,6 +31,7 @@ use std::{
 
 use self::{
     build::KernelBuilder,
+    planned::PlannedKernel,
     recipe::RecipeBook,
     selftests::Invocation,
     sources::{Source, open_base},
@@ -66,32 +68,104 @@ pub fn fetch(shell: Shell, cache: &Path, origin: &SourceOptions) -> Result<PathB
     Ok(source.repository.switch_to(&source.base)?.path)
 }
 
-pub fn prepare(
+/// Source and recipes of the kernels of a run, and the tests from a kernel tree. The cache is locked
+/// until the value is dropped.
+#[derive(Debug)]
+pub struct Preparation<'a> {
     shell: Shell,
-    options: &Options,
-    paths: &Paths,
-    progress: &Progress,
-) -> Result<(Vec<Kernel>, Vec<Invocation>), LabError> {
-    let kernels = &options.common.kernels;
-    let images = &kernels.images;
-    let has_kernel_test = match &options.workload {
-        Workload::PageTableTest(matrix) => matrix.test == TestProgram::KernelPageTableTest,
-        Workload::Selftests(_) => true,
-        Workload::Guest(_) => false,
-    };
-    if !images.is_empty() && !has_kernel_test {
-        return Ok((open_images(images)?, Vec::new()));
+    paths: &'a Paths,
+    kernels: &'a KernelOptions,
+    origin: Origin,
+    pub tests: Vec<Invocation>,
+    _lock: Option<File>,
+}
+
+#[derive(Debug)]
+enum Origin {
+    Images(Vec<Kernel>),
+    Recipes(RecipeBook),
+}
+
+impl<'a> Preparation<'a> {
+    /// Opens sources, applies patches and builds the tests.
+    pub fn new(
+        shell: Shell,
+        options: &'a Options,
+        paths: &'a Paths,
+        progress: &Progress,
+    ) -> Result<Self, LabError> {
+        let kernels = &options.common.kernels;
+        let has_kernel_test = match &options.workload {
+            Workload::PageTableTest(matrix) => matrix.test == TestProgram::KernelPageTableTest,
+            Workload::Selftests(_) => true,
+            Workload::Guest(_) => false,
+        };
+        let uses_cache = kernels.images.is_empty() || has_kernel_test;
+        let lock = if uses_cache { lock_cache(shell, &paths.cache)? } else { None };
+        let tests = match has_kernel_test {
+            true => build_tests(shell, options, &paths.cache, progress)?,
+            false => Vec::new(),
+        };
+        let origin = if kernels.images.is_empty() {
+            progress.start_stage("source of the kernels");
+            let book = RecipeBook::new(shell, paths, kernels)?;
+            progress.print_note(&book.summary());
+            Origin::Recipes(book)
+        } else {
+            Origin::Images(open_images(&kernels.images)?)
+        };
+        Ok(Self { shell, paths, kernels, origin, tests, _lock: lock })
     }
-    let _lock = lock_cache(shell, &paths.cache)?;
-    let tests = match has_kernel_test {
-        true => build_tests(shell, options, &paths.cache, progress)?,
-        false => Vec::new(),
-    };
-    let kernels = match images.as_slice() {
-        [] => build_kernels(shell, kernels, paths, progress)?,
-        images => open_images(images)?,
-    };
-    Ok((kernels, tests))
+
+    /// Returns the kernels, which need not be built.
+    pub fn planned(&self) -> Result<Vec<PlannedKernel>, LabError> {
+        let book = match &self.origin {
+            Origin::Images(images) => {
+                return Ok(images.iter().map(PlannedKernel::of_image).collect());
+            }
+            Origin::Recipes(book) => book,
+        };
+        let builder = self.builder(book)?;
+        let planned = |recipe| Ok(PlannedKernel::of_build(&builder.plan(recipe)?));
+        book.recipes.iter().map(planned).collect()
+    }
+
+    pub fn cache(&self) -> &Path {
+        &self.paths.cache
+    }
+
+    fn builder<'b>(&'b self, book: &'b RecipeBook) -> Result<KernelBuilder<'b>, LabError> {
+        Ok(KernelBuilder::new(self.shell, self.paths, &book.source, &self.kernels.build)?)
+    }
+
+    /// Builds all kernels.
+    pub fn build_all(&self, progress: &Progress) -> Result<Vec<Kernel>, LabError> {
+        let count = match &self.origin {
+            Origin::Images(images) => return Ok(images.clone()),
+            Origin::Recipes(book) => book.recipes.len(),
+        };
+        (0..count).map(|index| self.build(index, progress)).collect()
+    }
+
+    /// Builds a kernel, unless it is in the cache.
+    pub fn build(&self, index: usize, progress: &Progress) -> Result<Kernel, LabError> {
+        let book = match &self.origin {
+            Origin::Images(images) => return Ok(images[index].clone()),
+            Origin::Recipes(book) => book,
+        };
+        let recipe = &book.recipes[index];
+        let builder = self.builder(book)?;
+        let build = builder.plan(recipe)?;
+        if !build.is_done() {
+            progress.start_stage(format!("building the kernel '{}'", recipe.name));
+        }
+        let (kernel, mismatches) = builder.build(&build)?;
+        // Kernels of one version have the same mismatches, so each is printed once.
+        for (_, message) in mismatches.iter().filter(|_| index == 0) {
+            progress.print_note(message);
+        }
+        Ok(kernel)
+    }
 }
 
 fn build_tests(
@@ -134,30 +208,4 @@ fn open_images(images: &[PathBuf]) -> Result<Vec<Kernel>, LabError> {
         Ok(Kernel::open(name, image)?)
     };
     images.iter().enumerate().map(kernel).collect()
-}
-
-fn build_kernels(
-    shell: Shell,
-    kernels: &KernelOptions,
-    paths: &Paths,
-    progress: &Progress,
-) -> Result<Vec<Kernel>, LabError> {
-    progress.start_stage("source of the kernels");
-    let book = RecipeBook::new(shell, paths, kernels)?;
-    progress.print_note(&book.summary());
-    let builder = KernelBuilder::new(shell, paths, &book.source, &kernels.build)?;
-    let mut found: Vec<Kernel> = Vec::new();
-    for recipe in &book.recipes {
-        let build = builder.plan(recipe)?;
-        if !build.is_done() {
-            progress.start_stage(format!("building the kernel '{}'", recipe.name));
-        }
-        let (kernel, mismatches) = builder.build(&build)?;
-        // Kernels of one version have the same mismatches, so each is printed once.
-        for (_, message) in mismatches.iter().filter(|_| found.is_empty()) {
-            progress.print_note(message);
-        }
-        found.push(kernel);
-    }
-    Ok(found)
 }

@@ -7,6 +7,8 @@ use crate::{
     LabError,
     command::Command,
     kernel::git::{TreeId, git},
+    options::KernelOptions,
+    values::Revisions,
 };
 
 /// Commit of a repository.
@@ -29,6 +31,21 @@ impl Commit {
     pub fn title(&self) -> String {
         format!("{} (\"{}\")", self.short_hash(), self.subject)
     }
+}
+
+/// Returns the revisions with each name replaced by the hash of its commit, so that they do not move.
+pub fn pinned(kernels: &KernelOptions) -> Result<Option<Revisions>, LabError> {
+    let Some(tree) = &kernels.git else { return Ok(None) };
+    let hash = |revision: &str| Ok::<_, LabError>(UserTree(tree).commit(revision)?.hash);
+    Ok(Some(match &kernels.revisions {
+        // The patches name their base.
+        None if kernels.patches.is_some() => return Ok(None),
+        None => Revisions::One(hash("HEAD")?),
+        Some(Revisions::One(revision)) => Revisions::One(hash(revision)?),
+        Some(Revisions::Range { before, after }) => {
+            Revisions::Range { before: hash(before)?, after: hash(after)? }
+        }
+    }))
 }
 
 /// A user's repository.

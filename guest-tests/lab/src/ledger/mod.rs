@@ -77,11 +77,6 @@ pub struct LedgerOptions {
 pub fn ledger(options: &LedgerOptions) -> Result<RunStatus, LabError> {
     let mut file = LedgerFile::open(&options.file)?;
     let page = options.page.as_deref().map(|path| PageFile::open(path, file.path())).transpose()?;
-    if options.output.resume {
-        return Err(LabError::Unusable(
-            "--resume: a ledger always continues; omit the option".to_owned(),
-        ));
-    }
     let requests = Request::all(options)?;
     if requests.is_empty() {
         let Some(page) = page.filter(|_| !options.output.dry_run) else {

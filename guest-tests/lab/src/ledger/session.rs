@@ -11,7 +11,7 @@ use super::{
     release::Release,
 };
 use crate::{
-    LabError, executor,
+    LabError,
     jobs::{JobQueue, execute::Executor, matrix::PlannedJob, run_directory::RunDirectory},
     kernel::{
         build::KernelBuilder,
@@ -22,7 +22,7 @@ use crate::{
         sources::Source,
     },
     measure::{self, Measurement},
-    options::{CommonOptions, KernelOptions, Paths, RunPath, SourceOptions},
+    options::{CommonOptions, ExecutionOptions, KernelOptions, Paths, RunPath, SourceOptions},
     progress::Progress,
     shell::{Shell, absolute, sha256},
     values::LinuxVersion,
@@ -84,6 +84,7 @@ impl<'a> Session<'a> {
             },
             host: options.host.clone(),
             output: options.output.clone(),
+            execution: ExecutionOptions::default(),
         };
         let mut paths = Paths::new(&common)?;
         match &paths.out {
@@ -94,14 +95,15 @@ impl<'a> Session<'a> {
                 paths.out = RunPath::Numbered(absolute("lab-runs/ledger".as_ref())?);
             }
         }
-        let executor = executor(&common, &paths)?;
+        let shell = Shell::new(options.output.dry_run);
+        let executor = Executor::new(shell, &common, &paths)?;
         let mut programs = Vec::new();
         for program in [&paths.init, &paths.plugin] {
             programs.extend(fs::read(program).unwrap_or_default());
         }
         Ok(Self {
             options,
-            shell: Shell::new(options.output.dry_run),
+            shell,
             progress: Progress::new(options.output.dry_run),
             executor,
             jobs: matrix::jobs(&common),

@@ -34,7 +34,7 @@ pub struct HostOptions {
     /// Number of parallel emulators [default: one for each CPU of this machine]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     #[serde(skip)]
-    jobs: Option<u32>,
+    pub(crate) jobs: Option<u32>,
     /// Seconds of real time after which an emulator is terminated
     #[arg(long, value_name = "SECONDS", default_value_t = 900,
           value_parser = value_parser!(u64).range(1..))]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Options of `granule lab`: kernels, jobs on each kernel, the emulated host, output.
 
+mod execution;
 mod host;
 mod kernels;
 mod workload;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::LabError;
 
 pub use self::{
+    execution::{ExecutionOptions, ExecutorKind},
     host::HostOptions,
     kernels::{BuildOptions, KernelOptions, SourceOptions},
     workload::{GuestMatrix, Matrix, SelftestOptions, TestProgram, Workload},
@@ -59,6 +61,40 @@ impl Options {
     }
 }
 
+impl Options {
+    /// Returns the options of `granule lab` without arguments.
+    pub(crate) fn defaults() -> Self {
+        #[derive(Debug, clap::Parser)]
+        struct NoArguments {
+            #[command(flatten)]
+            common: CommonOptions,
+            #[command(flatten)]
+            matrix: Matrix,
+            #[command(flatten)]
+            report: ReportOptions,
+        }
+        let NoArguments { common, matrix, report } = clap::Parser::parse_from(["lab"]);
+        Self::page_table_test(common, matrix, report)
+    }
+
+    /// Returns these options with the paths that depend on the environment and on this program.
+    pub(crate) fn with_paths(mut self, paths: &Paths) -> Self {
+        let locations = &mut self.common.kernels.origin.locations;
+        locations.root = paths.linux.ancestors().nth(2).map(Path::to_owned);
+        locations.cache = Some(paths.cache.clone());
+        self.common.host.init = Some(paths.init.clone());
+        self.common.host.plugin = Some(paths.plugin.clone());
+        self
+    }
+
+    /// Replaces the options that have no effect on results by those of `other`.
+    pub(crate) fn take_execution_of(&mut self, other: &Self) {
+        self.common.output = other.common.output.clone();
+        self.common.execution = other.common.execution.clone();
+        self.common.host.jobs = other.common.host.jobs;
+    }
+}
+
 /// Options of every run.
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 pub struct CommonOptions {
@@ -68,6 +104,9 @@ pub struct CommonOptions {
     pub(crate) host: HostOptions,
     #[command(flatten)]
     pub(crate) output: OutputOptions,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) execution: ExecutionOptions,
 }
 
 /// Output of a run.
@@ -76,11 +115,8 @@ pub struct CommonOptions {
 pub struct OutputOptions {
     /// Run directory [default: the next unused one below lab-runs]
     #[arg(long, value_name = "DIR")]
-    pub(crate) out: Option<PathBuf>,
-    /// Continue the interrupted run in --out: a job that ended with the same inputs is not run again
-    #[arg(long, requires = "out", conflicts_with = "dry_run")]
     #[serde(skip)]
-    pub(crate) resume: bool,
+    pub(crate) out: Option<PathBuf>,
     /// Print the run as shell and execute nothing
     #[arg(long)]
     #[serde(skip)]
@@ -208,7 +244,7 @@ pub(crate) struct Paths {
 impl Paths {
     /// Returns the paths of a run. By default, `init` and plugin are beside this program.
     pub fn new(options: &CommonOptions) -> Result<Self, LabError> {
-        let CommonOptions { kernels, host, output } = options;
+        let CommonOptions { kernels, host, output, .. } = options;
         let program = env::current_exe()?;
         let built = program.parent().unwrap_or(Path::new(""));
         let target = built.parent().unwrap_or(Path::new(""));

@@ -15,6 +15,8 @@ use crate::{
     LabError,
     jobs::{JobResult, JobResults, matrix::PlannedJob, run_directory::RunDirectory},
     kernel::Kernel,
+    options::{Options, Workload},
+    progress::Progress,
 };
 
 /// Status of a completed run.
@@ -45,6 +47,35 @@ fn publish_html(run_directory: &RunDirectory, html: &str) -> Result<(), LabError
     let path = run_directory.write_html(None, html)?;
     eprintln!("lab: HTML report: {}", path.display());
     Ok(())
+}
+
+/// Writes the results of a run, and publishes its report.
+pub fn publish_results(
+    options: &Options,
+    run_directory: &RunDirectory,
+    run: RunInfo<'_>,
+    results: JobResults,
+    progress: &Progress,
+) -> Result<RunStatus, LabError> {
+    let RunInfo { kernels, jobs, .. } = run;
+    match &options.workload {
+        Workload::Selftests(_) => {
+            progress.finish();
+            selftest_report::report(run_directory, run, results)
+        }
+        Workload::Guest(_) => {
+            progress.finish();
+            guest_boot_report::report(run_directory, run, results)
+        }
+        Workload::PageTableTest(_) => {
+            let failed = run_directory.write_records(kernels, jobs, results, progress)?;
+            progress.finish();
+            match comparison::compare(options, run_directory, kernels)? {
+                RunStatus::Passed if !failed => Ok(RunStatus::Passed),
+                _ => Ok(RunStatus::Failed),
+            }
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]

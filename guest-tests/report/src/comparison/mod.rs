@@ -19,7 +19,7 @@ mod set;
 mod setup_field;
 mod timer_tick;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::OnceLock};
 
 use serde::Serialize;
 use thiserror::Error;
@@ -158,8 +158,18 @@ pub struct ComparisonOptions {
     pub command: Option<String>,
 }
 
+static COMMAND_LINE: OnceLock<String> = OnceLock::new();
+
+/// Replaces the command line of reports: this process continues the work of another one.
+pub fn set_command_line(line: String) {
+    let _ = COMMAND_LINE.set(line);
+}
+
 /// Returns the command line of this process, quoted for a shell, for reports.
 pub fn command_line() -> String {
+    if let Some(line) = COMMAND_LINE.get() {
+        return line.clone();
+    }
     let mut words: Vec<String> =
         std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some(program) = words.first_mut()

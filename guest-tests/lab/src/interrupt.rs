@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! SIGINT and SIGTERM: prints how to continue the run.
+
+use std::{
+    io,
+    path::Path,
+    sync::{Mutex, PoisonError},
+    thread,
+};
+
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
+    low_level::emulate_default_handler,
+};
+
+use crate::command::quote;
+
+static MESSAGE: Mutex<Option<String>> = Mutex::new(None);
+
+/// Sets the message of an interruption. `remark` states what continues without this process.
+pub(crate) fn set_run_directory(path: &Path, remark: &str) {
+    let message =
+        format!("interrupted{remark}; to continue: granule lab --out {} --resume", quote(path));
+    *MESSAGE.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+}
+
+/// Prints a message when a signal ends this process during a run.
+///
+/// # Errors
+/// The signals cannot be handled.
+pub fn announce_resume() -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    thread::spawn(move || {
+        let Some(signal) = signals.forever().next() else { return };
+        if let Some(message) = &*MESSAGE.lock().unwrap_or_else(PoisonError::into_inner) {
+            eprintln!("\nlab: {message}");
+        }
+        // Ends the process by the signal, as without this handler.
+        let _ = emulate_default_handler(signal);
+    });
+    Ok(())
+}
