@@ -4,6 +4,7 @@
 
 pub mod advise;
 pub mod bench;
+pub mod cache;
 pub mod compare;
 pub mod doctor;
 pub mod lab;
@@ -35,6 +36,8 @@ enum Command {
     Advise(advise::Args),
     /// Run the page-table test on this machine
     Bench(bench::Args),
+    /// List and prune the lab's cache of sources and kernels
+    Cache(cache::Args),
     /// Compare two sets of results
     Compare(compare::Args),
     /// Check this machine for KVM and for the lab
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Advise(args) => advise::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Cache(args) => cache::run(&args),
         Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Lab(args) => lab::run(*args),

@@ -14,6 +14,7 @@
 //! operations, so that a dry run prints exactly the steps of a run.
 
 mod bisect;
+mod cache;
 mod command;
 mod in_use;
 pub mod interrupt;
@@ -52,6 +53,7 @@ use granule_report::{CompareError, results::FileError};
 
 pub use self::{
     bisect::{BisectOptions, bisect},
+    cache::{CacheCommand, PruneOptions, execute as execute_cache_command},
     host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
     ledger::{LedgerOptions, ledger},
