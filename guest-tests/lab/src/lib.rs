@@ -10,8 +10,9 @@
 //! `kernel` unpacks sources and builds kernels once. Each job is one boot (`jobs`). PID 1 of the
 //! emulated host (`host`) runs the test and sends results over the serial console; `jobs` combines
 //! them with the counts of the plugin. Under `-icount`, equal inputs produce equal bytes. All files
-//! of a run are in its run directory. `shell::Shell` executes all external commands and file
-//! operations, so that a dry run prints exactly the steps of a run.
+//! of a run are in its run directory, with its `plan`, whose `steps` `slurm` distributes.
+//! `shell::Shell` executes all external commands and file operations, so that a dry run prints
+//! exactly the steps of a run.
 
 mod bisect;
 mod cache;
@@ -185,6 +186,9 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
         Some(plan) => RunDirectory::of_path(&plan.directory),
         None => RunDirectory::create(shell, &paths.out)?,
     };
+    if executor_kind == ExecutorKind::Local {
+        slurm::check_not_submitted(run_directory.path())?;
+    }
     let plan = new_plan(run_directory.path(), &Plan::path_in(run_directory.path()))?;
     let _lock = plan.claim(&run_directory)?;
     let remark = match executor_kind {

@@ -12,7 +12,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -37,6 +37,9 @@ use crate::{
 const MAX_ATTEMPTS: usize = 3;
 /// Maximum number of elements of an array; Slurm's default of `MaxArraySize` is 1001.
 const MAX_ARRAY: usize = 1000;
+/// Directory of scripts and logs in the run directory.
+const DIRECTORY: &str = "slurm";
+const SUBMITTED_FILE: &str = "submitted.json";
 const POLL: Duration = Duration::from_secs(3);
 /// Time for which a missing controller is no error.
 const CONTROLLER_TIMEOUT: Duration = Duration::from_secs(600);
@@ -56,6 +59,22 @@ pub fn check() -> Result<(), LabError> {
     })
 }
 
+/// Refuses a run whose submitted jobs are still in the queue.
+pub fn check_not_submitted(run_directory: &Path) -> Result<(), LabError> {
+    let Ok(text) = fs::read(run_directory.join(DIRECTORY).join(SUBMITTED_FILE)) else {
+        return Ok(());
+    };
+    let submission: Submission = serde_json::from_slice(&text)?;
+    if submission.active()?.is_empty() {
+        return Ok(());
+    }
+    let ids = submission.ids.join(" ");
+    Err(LabError::Unusable(format!(
+        "jobs of this run are in the queue of Slurm: wait for them with --executor slurm, or cancel \
+         them with: scancel {ids}"
+    )))
+}
+
 fn squeue() -> Command {
     Command::new("querying the queue", "squeue").args(["--me", "--noheader", "--format=%F %T %r"])
 }
@@ -68,7 +87,7 @@ pub fn run(
     progress: &Progress,
 ) -> Result<RunStatus, LabError> {
     let jobs = plan.jobs();
-    let directory = run_directory.path().join("slurm");
+    let directory = run_directory.path().join(DIRECTORY);
     Shell::new(false).create_dir(&directory)?;
     let mut cluster = Cluster {
         plan,
@@ -90,8 +109,18 @@ pub fn run(
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Submission {
     ids: Vec<String>,
-    /// ID of the job that collects the results.
-    collect: String,
+}
+
+impl Submission {
+    /// Returns the states of the jobs in the queue, with the reasons of waiting.
+    fn active(&self) -> Result<Vec<String>, CommandError> {
+        let queue = squeue().query()?;
+        let ours = |line: &&str| {
+            let id = line.split_once(' ').map_or("", |(id, _)| id);
+            self.ids.iter().any(|ours| ours == id)
+        };
+        Ok(queue.lines().filter(ours).map(str::to_owned).collect())
+    }
 }
 
 struct Cluster<'a> {
@@ -114,7 +143,7 @@ impl Cluster<'_> {
             self.submission = serde_json::from_slice(&text)?;
         }
         let mut attempts = 0;
-        if self.active()?.is_empty() {
+        if self.submission.active()?.is_empty() {
             self.submit()?;
             attempts = 1;
         } else {
@@ -150,7 +179,7 @@ impl Cluster<'_> {
     }
 
     fn submission_path(&self) -> PathBuf {
-        self.directory.join("submitted.json")
+        self.directory.join(SUBMITTED_FILE)
     }
 
     fn job_directory(&self, index: usize) -> PathBuf {
@@ -231,8 +260,8 @@ impl Cluster<'_> {
             options.push(format!("--dependency=afterany:{}", ids.join(":")));
         }
         let collect = self.sbatch("collect", &script, &options)?;
-        ids.push(collect.clone());
-        self.submission = Submission { ids, collect };
+        ids.push(collect);
+        self.submission = Submission { ids };
         let (shell, path) = (Shell::new(false), self.submission_path());
         shell.write(&partial_path(&path), serde_json::to_string(&self.submission)?)?;
         shell.rename(&partial_path(&path), &path)?;
@@ -286,16 +315,6 @@ impl Cluster<'_> {
         Ok(output.trim().split(';').next().unwrap_or_default().to_owned())
     }
 
-    /// Returns the states of this run's jobs in the queue, with the reasons of waiting.
-    fn active(&self) -> Result<Vec<String>, CommandError> {
-        let queue = squeue().query()?;
-        let ours = |line: &&str| {
-            let id = line.split_once(' ').map_or("", |(id, _)| id);
-            self.submission.ids.iter().any(|ours| ours == id)
-        };
-        Ok(queue.lines().filter(ours).map(|line| line.to_owned()).collect())
-    }
-
     /// Waits until all submitted jobs have left the queue.
     fn wait(&self) -> Result<(), LabError> {
         let all = self.jobs.len() * self.plan.kernels.len();
@@ -303,7 +322,7 @@ impl Cluster<'_> {
         let mut last_answer = start;
         loop {
             let ended = all - self.missing().len();
-            match self.active() {
+            match self.submission.active() {
                 Ok(active) if active.is_empty() => return Ok(()),
                 Ok(active) => {
                     last_answer = Instant::now();
