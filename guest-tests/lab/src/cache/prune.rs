@@ -42,9 +42,9 @@ impl PruneOptions {
 /// Removes the selected entries, while no kernel is built.
 pub fn prune(options: &PruneOptions) -> Result<(), LabError> {
     let cache = options.locations.cache()?;
-    // A missing cache has no entry, and is not created.
-    let _lock = match cache.is_dir() {
-        true => lock_cache(Shell::new(options.dry_run), &cache)?,
+    // A missing cache has no entry, and neither it nor its lock is created by a dry run.
+    let _lock = match cache.is_dir() && !options.dry_run {
+        true => lock_cache(Shell::new(false), &cache)?,
         false => None,
     };
     let mut text = String::new();
