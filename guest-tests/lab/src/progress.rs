@@ -87,7 +87,7 @@ impl Progress {
         let mut jobs = self.jobs();
         let new = ended.saturating_sub(*jobs.first_ended.get_or_insert(ended));
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-        let left = (new > 0).then(|| {
+        let left = (new > 0 && ended < total).then(|| {
             describe_remaining(start.elapsed().as_secs_f64() * (total - ended) as f64 / new as f64)
         });
         let left = left.unwrap_or_default();
