@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use granule_lab::{
     self as lab, BisectOptions, CommonOptions, GuestMatrix, HostPackages, LinuxVersion, Locations,
-    Matrix, Options, ReportOptions, RunStatus, SelftestOptions, SourceOptions, Step,
+    Matrix, Options, ProgramOptions, ReportOptions, RunStatus, SelftestOptions, SourceOptions,
+    Step,
 };
 
 use super::{CommandOutcome, CommandResult};
@@ -46,6 +47,19 @@ enum LabCommand {
         common: CommonOptions,
         #[command(flatten)]
         matrix: GuestMatrix,
+    },
+    /// Run your own static arm64 program in the emulated host or in a guest, and compare its
+    /// counts (docs/workloads.md)
+    Workload {
+        #[command(flatten)]
+        program: ProgramOptions,
+        #[command(flatten)]
+        common: CommonOptions,
+        #[command(flatten)]
+        report: ReportOptions,
+        /// Arguments of the program
+        #[arg(last = true, value_name = "ARGUMENTS")]
+        arguments: Vec<String>,
     },
     /// Run the kernel's KVM selftests, and compare their verdicts
     Selftests {
@@ -99,6 +113,9 @@ pub fn run(args: Args) -> CommandResult {
     match command {
         LabCommand::Smoke { common } => return execute(&Options::smoke(common)),
         LabCommand::Guest { common, matrix } => return execute(&Options::guest(common, matrix)),
+        LabCommand::Workload { program, common, report, arguments } => {
+            return execute(&Options::program(common, program, arguments, report)?);
+        }
         LabCommand::Selftests { common, tests } => {
             return execute(&Options::selftests(common, tests));
         }

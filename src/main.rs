@@ -192,6 +192,6 @@ mod tests {
         clap_complete::generate(Shell::Bash, &mut Cli::command(), "granule", &mut script);
 
         let script = String::from_utf8(script).unwrap();
-        assert!(script.contains("bench compare") && script.contains("--each"));
+        assert!(script.contains("granule,compare)") && script.contains("--each"));
     }
 }

@@ -42,6 +42,7 @@ mod host {
     pub mod init;
     pub mod initramfs;
     pub mod job;
+    pub mod program;
 }
 
 use std::{
@@ -60,8 +61,8 @@ pub use self::{
     ledger::{LedgerOptions, ledger},
     options::{
         BuildOptions, CommonOptions, ExecutionOptions, GuestMatrix, HostOptions, KernelOptions,
-        Locations, Matrix, Options, OutputOptions, ReportOptions, SelftestOptions, SourceOptions,
-        TestProgram, Workload,
+        Locations, Matrix, Options, OutputOptions, ProgramMatrix, ProgramOptions, ReportOptions,
+        SelftestOptions, SourceOptions, TestProgram, Workload,
     },
     report::RunStatus,
     steps::{Step, step},
@@ -70,7 +71,7 @@ pub use self::{
 use self::{
     command::CommandError,
     jobs::{JobQueue, execute::Executor, matrix, run_directory::RunDirectory},
-    kernel::{Preparation, planned, revisions::pinned as pinned_revisions},
+    kernel::{Kernel, Preparation, planned, revisions::pinned as pinned_revisions},
     options::{ExecutorKind, Paths, RunPath},
     plan::Plan,
     progress::Progress,
@@ -151,6 +152,9 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
         None => Shell::new(output.dry_run),
     };
     let paths = Paths::new(&options.common)?;
+    if options.common.kernels.images.is_empty() {
+        options.workload.check(options.common.kernels.build.page_size)?;
+    }
     let executor_kind = execution.executor.or(resumed.as_ref().map(|plan| plan.executor));
     let executor_kind = executor_kind.unwrap_or_default();
     check_execution(shell, executor_kind, execution)?;
@@ -170,7 +174,7 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
     let mut pinned = options.clone().with_paths(&paths);
     pinned.common.kernels.revisions = pinned_revisions(&options.common.kernels)?;
     let new_plan = |directory: &Path, file: &Path| {
-        let kernels = (planned.clone(), preparation.tests.clone());
+        let kernels = (planned.clone(), preparation.tests.clone(), preparation.page_size);
         Plan::new(pinned.clone(), executor_kind, (directory, file), &executor, kernels)
     };
     if let Some(target) = &execution.plan {
@@ -246,6 +250,9 @@ fn run_locally(
     let kernels = preparation.build_all(progress)?;
     let _in_use = planned::mark_in_use(&kernels, preparation.cache())?;
     drop(preparation);
+    for remark in kernels.iter().filter_map(Kernel::remark) {
+        progress.print_note(&remark);
+    }
     run_directory.add_kernels(shell, &kernels)?;
     let jobs = plan.jobs();
     let queue = JobQueue {
@@ -274,7 +281,7 @@ fn print_commands(
     run_directory.add_kernels(shell, &kernels)?;
     let (run_directory, emulator_count) = (&run_directory, 1);
     let queue = JobQueue { executor, shell, progress, run_directory, emulator_count };
-    queue.run(&kernels, &matrix::jobs(options, &preparation.tests));
+    queue.run(&kernels, &matrix::jobs(options, preparation.page_size, &preparation.tests));
     if options.workload.has_records() {
         comparison::print_commands(run_directory, &kernels)?;
     }

@@ -30,6 +30,7 @@ use crate::{
     options::{ExecutorKind, Options, Paths},
     report::print,
     shell::{Shell, partial_path},
+    values::PageSize,
 };
 
 const SCHEMA: &str = "granule.lab-plan/1";
@@ -50,6 +51,8 @@ pub struct Plan {
     pub kernels: Vec<PlannedKernel>,
     /// Programs to run from the kernel tree.
     pub tests: Vec<Invocation>,
+    /// Base page size of all kernels.
+    pub page_size: PageSize,
     pub steps: Vec<PlannedStep>,
     pub options: Options,
 }
@@ -90,7 +93,7 @@ impl Plan {
         kind: ExecutorKind,
         (directory, file): (&Path, &Path),
         executor: &Executor,
-        (kernels, tests): (Vec<PlannedKernel>, Vec<Invocation>),
+        (kernels, tests, page_size): (Vec<PlannedKernel>, Vec<Invocation>, PageSize),
     ) -> Result<Self, LabError> {
         let mut plan = Self {
             schema: SCHEMA.to_owned(),
@@ -101,6 +104,7 @@ impl Plan {
             executor: kind,
             kernels,
             tests,
+            page_size,
             steps: Vec::new(),
             options,
         };
@@ -154,7 +158,7 @@ impl Plan {
 
     /// Returns the jobs of each kernel.
     pub fn jobs(&self) -> Vec<PlannedJob> {
-        matrix::jobs(&self.options, &self.tests)
+        matrix::jobs(&self.options, self.page_size, &self.tests)
     }
 
     /// Returns all jobs in the order in which they start.
@@ -336,6 +340,7 @@ mod tests {
             executor: ExecutorKind::Local,
             kernels: Vec::new(),
             tests: Vec::new(),
+            page_size: PageSize::default(),
             steps: Vec::new(),
             options: options.clone(),
         };

@@ -4,6 +4,7 @@
 use std::{fmt, str::FromStr};
 
 use clap::ValueEnum;
+use granule_types::{backing::Backing, units::Bytes};
 use serde::{Deserialize, Serialize};
 
 /// Linux version without its sublevel: `5.10`. It is also the name of a directory.
@@ -162,6 +163,85 @@ pub enum PageSize {
 }
 
 impl PageSize {
+    /// Returns the page size in the flags of an arm64 image; `None` if the image does not state it
+    /// (`Documentation/arch/arm64/booting.rst`, 4: bits 1 and 2).
+    pub const fn of_image_flags(flags: u64) -> Option<Self> {
+        match flags >> 1 & 3 {
+            1 => Some(Self::Kib4),
+            2 => Some(Self::Kib16),
+            3 => Some(Self::Kib64),
+            _ => None,
+        }
+    }
+
+    /// Returns the size of a level-2 block: that of transparent huge pages, and the default size of
+    /// hugetlb pages.
+    pub const fn huge_page(self) -> Bytes {
+        match self {
+            Self::Kib4 => Bytes::mib(2),
+            Self::Kib16 => Bytes::mib(32),
+            Self::Kib64 => Bytes::mib(512),
+        }
+    }
+
+    /// Returns the sizes of hugetlb pages: blocks, and contiguous pages or blocks
+    /// (`Documentation/arch/arm64/hugetlbpage.rst`).
+    const fn hugetlb_pages(self) -> &'static [Bytes] {
+        const OF_4K: &[Bytes] = &[Bytes::kib(64), Bytes::mib(2), Bytes::mib(32), Bytes::gib(1)];
+        const OF_16K: &[Bytes] = &[Bytes::mib(2), Bytes::mib(32), Bytes::gib(1)];
+        const OF_64K: &[Bytes] = &[Bytes::mib(2), Bytes::mib(512), Bytes::gib(16)];
+        match self {
+            Self::Kib4 => OF_4K,
+            Self::Kib16 => OF_16K,
+            Self::Kib64 => OF_64K,
+        }
+    }
+
+    /// Returns the size of the pages of a backing, of which the memory must be a multiple.
+    pub fn of_backing(self, backing: Backing) -> Bytes {
+        match backing {
+            Backing::Anonymous | Backing::Shmem => self.base(),
+            Backing::AnonymousThp | Backing::AnonymousHugetlb(None) | Backing::SharedHugetlb => {
+                self.huge_page()
+            }
+            Backing::AnonymousHugetlb(Some(size)) => size,
+        }
+    }
+
+    /// Returns the backings that are measured by default: base pages, transparent huge pages, and
+    /// hugetlb pages of a block and, if they exist, of 1G.
+    pub fn default_backings(self) -> Vec<Backing> {
+        let hugetlb = |size| Backing::AnonymousHugetlb(Some(size));
+        let mut backings =
+            vec![Backing::Anonymous, Backing::AnonymousThp, hugetlb(self.huge_page())];
+        backings.extend([hugetlb(Bytes::gib(1))].into_iter().filter(|last| self.has(*last)));
+        backings
+    }
+
+    /// Returns whether a host with this page size has the pages of a backing.
+    pub fn has(self, backing: Backing) -> bool {
+        match backing {
+            Backing::AnonymousHugetlb(Some(size)) => self.hugetlb_pages().contains(&size),
+            _ => true,
+        }
+    }
+
+    /// Returns the names of all backings of a host with this page size.
+    pub fn backing_names(self) -> String {
+        let sized = self.hugetlb_pages().iter().map(|size| Backing::AnonymousHugetlb(Some(*size)));
+        let all = Backing::WITHOUT_SIZE.iter().copied().chain(sized);
+        all.map(|backing| backing.to_string()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns the size in bytes.
+    pub const fn base(self) -> Bytes {
+        match self {
+            Self::Kib4 => Bytes::kib(4),
+            Self::Kib16 => Bytes::kib(16),
+            Self::Kib64 => Bytes::kib(64),
+        }
+    }
+
     /// Returns the configuration symbol of this page size.
     pub const fn symbol(self) -> &'static str {
         match self {
@@ -184,6 +264,37 @@ impl PageSize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn default_backings_are_those_of_the_page_size() {
+        for (page_size, expected) in [
+            (PageSize::Kib4, "anonymous_hugetlb_2mb anonymous_hugetlb_1gb"),
+            (PageSize::Kib16, "anonymous_hugetlb_32mb anonymous_hugetlb_1gb"),
+            (PageSize::Kib64, "anonymous_hugetlb_512mb"),
+        ] {
+            let backings = page_size.default_backings();
+
+            let names: Vec<String> = backings.iter().map(Backing::to_string).collect();
+            assert_eq!(names.join(" "), format!("anonymous anonymous_thp {expected}"));
+            assert!(backings.iter().all(|backing| page_size.has(*backing)));
+        }
+        assert!(!PageSize::Kib64.has("1g".parse().unwrap()));
+        assert!(
+            PageSize::Kib64
+                .backing_names()
+                .ends_with("_2mb, anonymous_hugetlb_512mb, anonymous_hugetlb_16gb")
+        );
+    }
+
+    #[test]
+    fn the_page_size_is_read_from_the_flags_of_an_image() {
+        let sizes = [0b000, 0b010, 0b1100, 0b1110].map(PageSize::of_image_flags);
+
+        assert_eq!(
+            sizes,
+            [None, Some(PageSize::Kib4), Some(PageSize::Kib16), Some(PageSize::Kib64)]
+        );
+    }
 
     #[test]
     fn a_version_is_read_from_a_makefile() {

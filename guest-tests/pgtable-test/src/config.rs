@@ -70,7 +70,12 @@ impl PhaseSelection {
         let mut index = 0;
         while let Some(&phase) = selected.get(index) {
             selected.extend_from_slice(match phase {
-                Phase::Create | Phase::Exec | Phase::Round | Phase::Stop | Phase::WholeRun => &[],
+                Phase::Create
+                | Phase::Exec
+                | Phase::Round
+                | Phase::Stop
+                | Phase::WholeRun
+                | Phase::Step => &[],
                 Phase::LoggingOn | Phase::Unmap => &[Phase::Create],
                 Phase::Update | Phase::LoggingOff => &[Phase::LoggingOn],
                 Phase::Rebuild if named.contains(&Phase::Update) => &[Phase::LoggingOff],

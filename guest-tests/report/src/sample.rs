@@ -9,7 +9,7 @@ use serde_json::Value;
 use granule_types::{
     backing::Backing,
     phase::Phase,
-    record::{HostInfo, Record, ResidentPages},
+    record::{GUEST_PROGRAM, HOST_PROGRAM, HostInfo, PROGRAM_OPTION, Record, ResidentPages},
     units::{Bytes, pluralize},
 };
 
@@ -137,8 +137,10 @@ impl AnyPhase {
 
     /// Returns the phase to which a round belongs, and any other phase itself.
     pub fn without_round(&self) -> Self {
-        let phase = Phase::TABLE_ORDER.get(self.rank / RANKS_PER_PHASE);
-        phase.map_or_else(|| self.clone(), |&phase| phase.into())
+        match Phase::TABLE_ORDER.get(self.rank / RANKS_PER_PHASE) {
+            Some(Phase::Round) => Phase::Round.into(),
+            _ => self.clone(),
+        }
     }
 }
 
@@ -195,16 +197,24 @@ impl From<&Record> for Sample {
             .and_then(|value| serde_json::from_value(make_value_printable(value)))
             .unwrap_or_default();
         let phase = AnyPhase::of_record(&record);
-        let config = record.config;
+        let mut config = record.config;
+        let has_guest = record.engine != HOST_PROGRAM;
+        let mut subject = String::new();
+        if [HOST_PROGRAM, GUEST_PROGRAM].contains(&record.engine.as_str()) {
+            subject = config.options.remove(PROGRAM_OPTION).unwrap_or_default();
+        }
+        if !has_guest {
+            config.options.insert("cpus".to_owned(), config.vcpus.to_string());
+        }
         Self {
             host: record.host,
             engine: record.engine,
             setup: RunSetup {
-                subject: String::new(),
+                subject,
                 mode: collapse_spaces(&config.mode),
-                backing: Some(config.backing),
-                memory: Some(config.memory),
-                vcpus: Some(config.vcpus),
+                backing: has_guest.then_some(config.backing),
+                memory: has_guest.then_some(config.memory),
+                vcpus: has_guest.then_some(config.vcpus),
                 prefault: config.prefault,
                 options: config.options,
             },

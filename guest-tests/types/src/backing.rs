@@ -46,9 +46,12 @@ impl Backing {
 
     /// Short names, accepted by every option that takes a backing.
     pub const ALIASES: &[(&str, Self)] = &[
+        ("base", Self::Anonymous),
         ("4k", Self::Anonymous),
         ("thp", Self::AnonymousThp),
         ("2m", Self::AnonymousHugetlb(Some(Bytes::mib(2)))),
+        ("32m", Self::AnonymousHugetlb(Some(Bytes::mib(32)))),
+        ("512m", Self::AnonymousHugetlb(Some(Bytes::mib(512)))),
         ("1g", Self::AnonymousHugetlb(Some(Bytes::gib(1)))),
     ];
 
@@ -138,9 +141,12 @@ mod tests {
     #[test]
     fn an_alias_is_parsed_and_printed_as_its_long_name() {
         for (alias, name) in [
+            ("base", "anonymous"),
             ("4k", "anonymous"),
             ("thp", "anonymous_thp"),
             ("2m", "anonymous_hugetlb_2mb"),
+            ("32m", "anonymous_hugetlb_32mb"),
+            ("512m", "anonymous_hugetlb_512mb"),
             ("1g", "anonymous_hugetlb_1gb"),
         ] {
             assert_eq!(alias.parse::<Backing>().unwrap().to_string(), name);

@@ -44,6 +44,9 @@ pub enum Phase {
     /// so not in [`Phase::ALL`].
     #[serde(rename = "whole")]
     WholeRun,
+    /// A part of a program that marks itself, with its number in the record (`granule lab
+    /// workload`).
+    Step,
 }
 
 impl Phase {
@@ -59,7 +62,7 @@ impl Phase {
     ];
 
     /// Every phase, in the order of result tables.
-    pub const TABLE_ORDER: [Self; 10] = [
+    pub const TABLE_ORDER: [Self; 11] = [
         Self::Create,
         Self::LoggingOn,
         Self::Update,
@@ -69,6 +72,7 @@ impl Phase {
         Self::Rebuild,
         Self::Exec,
         Self::Unmap,
+        Self::Step,
         Self::WholeRun,
     ];
 
@@ -85,6 +89,7 @@ impl Phase {
             Self::Round => "round",
             Self::Stop => "stop",
             Self::WholeRun => "whole",
+            Self::Step => "step",
         }
     }
 
@@ -128,6 +133,7 @@ pub mod mark {
     //! | `0x68`, `0x69` | a migration round, the migration's stop; the vCPUs keep running |
     //! | `0x70` | a program without marks, such as the kernel's test; set by the lab's init |
     //! | `0x71`, `0x72` | a guest of `granule run`; that guest's init |
+    //! | `0x78`…`0x7f` | steps 1 to 8 of a program that marks itself (`granule lab workload`) |
     //!
     //! Other architectures have no marks.
 
@@ -144,10 +150,21 @@ pub mod mark {
     /// Immediate of the start of a guest's init.
     pub const GUEST_INIT: u8 = 0x72;
 
-    /// Returns the immediate of a phase.
+    /// Immediate of step 1 of a program that marks itself.
+    pub const FIRST_STEP: u8 = 0x78;
+    /// Immediate of the last step.
+    pub const LAST_STEP: u8 = 0x7f;
+
+    /// Returns the number of the step that a mark begins, from 1.
+    pub fn step_number(mark: u8) -> Option<u32> {
+        (FIRST_STEP..=LAST_STEP).contains(&mark).then(|| u32::from(mark - FIRST_STEP) + 1)
+    }
+
+    /// Returns the immediate of a phase, and of step 1 for all steps.
     pub const fn immediate(phase: Phase) -> u8 {
         match phase {
             Phase::WholeRun => UNMARKED_PROGRAM,
+            Phase::Step => FIRST_STEP,
             // Discriminants follow the order of `Phase::ALL`, then Round and Stop; see the test.
             phase => FIRST_PHASE + phase as u8,
         }
@@ -166,6 +183,7 @@ pub mod mark {
             Phase::Round => execute_hint::<{ immediate(Phase::Round) }>(),
             Phase::Stop => execute_hint::<{ immediate(Phase::Stop) }>(),
             Phase::WholeRun => begin_unmarked_program(),
+            Phase::Step => execute_hint::<FIRST_STEP>(),
         }
     }
 

@@ -20,6 +20,14 @@ pub type EventCounts = BTreeMap<String, u64>;
 /// Identifier of the format, in every record.
 pub const SCHEMA: &str = "granule.result/1";
 
+/// Engine of a user's program in the emulated host. Its `vcpus` are the host's CPUs; `backing` and
+/// `memory` have no meaning.
+pub const HOST_PROGRAM: &str = "program in the host";
+/// Engine of a user's program in a guest.
+pub const GUEST_PROGRAM: &str = "program in a guest";
+/// Option that names the program of [`HOST_PROGRAM`] and [`GUEST_PROGRAM`].
+pub const PROGRAM_OPTION: &str = "program";
+
 /// Reads event counts, and accepts `pages_logged_in_vain` for `clean_pages_logged`.
 fn read_events<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EventCounts, D::Error> {
     let mut events = EventCounts::deserialize(deserializer)?;
@@ -37,7 +45,8 @@ pub struct Record {
     /// Provenance of the result.
     #[serde(default)]
     pub host: HostInfo,
-    /// `kvm`, `model` (the software machine), or `kvm_page_table_test`.
+    /// `kvm`, `model` (the software machine), `kvm_page_table_test`, [`HOST_PROGRAM`] or
+    /// [`GUEST_PROGRAM`].
     #[serde(default)]
     pub engine: String,
     /// The requested configuration.
@@ -47,7 +56,7 @@ pub struct Record {
     pub resident_pages: Option<ResidentPages>,
     /// The phase.
     pub phase: Phase,
-    /// Number of the migration round, from 1; `None` in other phases.
+    /// Number of the migration round or of the program's step, from 1; `None` in other phases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<u32>,
     /// Time from the common start of the vCPUs until the last one finishes. A host phase

@@ -17,6 +17,8 @@ mod state;
 
 use std::{fs, path::PathBuf};
 
+use granule_types::backing::Backing;
+
 use self::{
     figure::Figure,
     search::{Search, Step, Verdict, max_measurements},
@@ -38,8 +40,8 @@ use crate::{
     },
     measure::{self, Measurement},
     options::{
-        BuildOptions, CommonOptions, ExecutionOptions, HUGETLB_2M, HostOptions, KernelOptions,
-        Locations, Matrix, Options, OutputOptions, Paths, ReportOptions, RunPath, SourceOptions,
+        BuildOptions, CommonOptions, ExecutionOptions, HostOptions, KernelOptions, Locations,
+        Matrix, Options, OutputOptions, Paths, ReportOptions, RunPath, SourceOptions,
     },
     progress::Progress,
     report::print,
@@ -157,9 +159,12 @@ impl<'a> Bisection<'a> {
         let paths = Paths::new(&common)?;
         let executor = Executor::new(shell, &common, &paths)?;
         let mut matrix = options.matrix.clone();
-        matrix.load = matrix.load.with_one_job(HUGETLB_2M);
-        let jobs =
-            matrix::jobs(&Options::page_table_test(common, matrix, ReportOptions::default()), &[]);
+        let page_size = options.build.page_size;
+        let block = Backing::AnonymousHugetlb(Some(page_size.huge_page()));
+        matrix.load = matrix.load.with_one_job(block);
+        let run = Options::page_table_test(common, matrix, ReportOptions::default());
+        run.workload.check(page_size)?;
+        let jobs = matrix::jobs(&run, page_size, &[]);
         let mut settings = format!("{:?} {:?} {jobs:?}", options.figure, options.build);
         settings += &format!(" {} {}", executor.emulator_version, good.hash);
         for program in [&paths.init, &paths.plugin] {

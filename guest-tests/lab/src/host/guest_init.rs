@@ -8,7 +8,8 @@ use std::fs;
 
 use rustix::mount::{MountFlags, mount};
 
-/// Path of an empty file that identifies the initramfs of a guest.
+/// Path of the file that identifies the initramfs of a guest. It is empty, or contains the arguments
+/// of the program to run instead of the checks, as a JSON array.
 pub const MARKER_PATH: &str = "/guest";
 /// Line printed when PID 1 starts.
 pub const INIT_STARTED: &str = "granule-guest: init";
@@ -17,6 +18,18 @@ pub const CHECKS_PASSED: &str = "granule-guest: works";
 
 /// Number of bytes written and read back; smaller guests use a quarter of their memory.
 const TOUCHED_BYTES: usize = 16 << 20;
+
+/// Returns the line that reports the end of the guest's program.
+pub fn ending_line(exit_code: Option<i32>) -> String {
+    let code =
+        exit_code.map_or_else(|| "no exit code".to_owned(), |code| format!("exit code {code}"));
+    format!("granule-guest: the program ended with {code}")
+}
+
+/// Reports whether the console of a guest ends with the success of its program.
+pub fn ended_with_success(console: &str) -> bool {
+    console.lines().rev().any(|line| line.trim_end() == ending_line(Some(0)))
+}
 
 pub fn check_guest() {
     println!("{INIT_STARTED}");

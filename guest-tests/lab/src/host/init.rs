@@ -30,6 +30,7 @@ use crate::{
     host::{
         expect, guest_init,
         job::{self, CpuSchedule, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH, TestEnding},
+        program,
     },
 };
 
@@ -58,8 +59,11 @@ pub fn run_as_pid_1() -> bool {
         if let Err(error) = send_report(ending) {
             eprintln!("granule: cannot send the report: {error}");
         }
-    } else if Path::new(guest_init::MARKER_PATH).exists() {
-        guest_init::check_guest();
+    } else if let Ok(argv) = fs::read_to_string(guest_init::MARKER_PATH) {
+        match argv.as_str() {
+            "" => guest_init::check_guest(),
+            argv => run_guest_program(argv),
+        }
     } else {
         return false;
     }
@@ -89,6 +93,47 @@ fn mount_all() -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Runs the program of a guest with its output in memory, because a console would add exits to the
+/// counts, and prints the output and the ending.
+fn run_guest_program(argv: &str) {
+    let run = || -> Result<String, String> {
+        mount_all()?;
+        let argv: Vec<String> =
+            serde_json::from_str(argv).context(|| "the arguments are no JSON".to_owned())?;
+        let [program, arguments @ ..] = argv.as_slice() else {
+            return Err("the program is missing".to_owned());
+        };
+        let mut command = program_command(program, arguments)?;
+        mark::begin_unmarked_program();
+        let status = command.status();
+        mark::end_phase();
+        let status = status.context(|| format!("cannot run {program}"))?;
+        for path in [STDOUT_PATH, STDERR_PATH] {
+            println!("{}", String::from_utf8_lossy(&fs::read(path).unwrap_or_default()));
+        }
+        Ok(guest_init::ending_line(status.code()))
+    };
+    println!("{}", run().unwrap_or_else(|error| format!("granule-guest: {error}")));
+    if let Err(error) = rustix::termios::tcdrain(io::stdout()) {
+        println!("granule-guest: tcdrain: {error}");
+    }
+}
+
+/// Returns a command whose output goes to files in memory. A user's program runs in its directory.
+fn program_command(program: &str, arguments: &[String]) -> Result<Command, String> {
+    let output = |path: &str| File::create(path).context(|| format!("cannot create {path}"));
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(output(STDERR_PATH)?)
+        .stdout(output(STDOUT_PATH)?);
+    if Path::new(program).starts_with(program::DIRECTORY) {
+        command.current_dir(program::DIRECTORY);
+    }
+    Ok(command)
 }
 
 fn run_job() -> Result<TestEnding, String> {
@@ -157,21 +202,13 @@ fn run_test(job: &Job) -> Result<TestEnding, String> {
     let [program, arguments @ ..] = job.argv.as_slice() else {
         return Err("the job has no program: argv is empty".to_owned());
     };
-    let output = |path: &str| File::create(path).context(|| format!("cannot create {path}"));
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .env(FACTS_VARIABLE, FACTS_PATH)
-        .stdin(Stdio::null())
-        .stderr(output(STDERR_PATH)?);
-    let log = output(STDOUT_PATH)?;
-    let log = if job.expect.is_empty() {
-        command.stdout(log);
-        None
-    } else {
+    let mut command = program_command(program, arguments)?;
+    command.env(FACTS_VARIABLE, FACTS_PATH);
+    let mut log = None;
+    if !job.expect.is_empty() {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        Some(log)
-    };
+        log = Some(File::create(STDOUT_PATH).context(|| format!("cannot create {STDOUT_PATH}"))?);
+    }
     if job.has_unmarked_program {
         mark::begin_unmarked_program();
     }

@@ -9,6 +9,7 @@
 //! change the number of instructions with which the kernel unpacks them, and thus recorded results.
 
 use std::{
+    borrow::Cow,
     fs::File,
     io,
     os::unix::fs::FileExt as _,
@@ -33,7 +34,7 @@ const HOLE_SIZE: usize = 1 << 16;
 
 #[derive(Debug)]
 pub struct ArchiveEntry<'a> {
-    path: &'static str,
+    path: Cow<'static, str>,
     mode: u32,
     content: EntryContent<'a>,
 }
@@ -43,27 +44,37 @@ enum EntryContent<'a> {
     File(PathBuf),
     Text(&'a str),
     Archive(Vec<ArchiveEntry<'a>>),
+    Directory,
 }
 
 impl<'a> ArchiveEntry<'a> {
-    pub fn program(path: &'static str, file: &Path) -> Self {
+    pub fn program(path: impl Into<Cow<'static, str>>, file: &Path) -> Self {
+        let path = path.into();
         Self { path, mode: PROGRAM_MODE, content: EntryContent::File(file.to_owned()) }
     }
 
-    pub fn file(path: &'static str, file: &Path) -> Self {
+    pub fn file(path: impl Into<Cow<'static, str>>, file: &Path) -> Self {
+        let path = path.into();
         Self { path, mode: FILE_MODE, content: EntryContent::File(file.to_owned()) }
     }
 
     pub fn text(path: &'static str, text: &'a str) -> Self {
+        let path = path.into();
         Self { path, mode: FILE_MODE, content: EntryContent::Text(text) }
     }
 
     pub fn archive(path: &'static str, entries: Vec<Self>) -> Self {
+        let path = path.into();
         Self { path, mode: FILE_MODE, content: EntryContent::Archive(entries) }
     }
 
+    /// Returns a directory, which must precede its files.
+    pub fn directory(path: impl Into<Cow<'static, str>>) -> Self {
+        Self { path: path.into(), mode: DIRECTORY_MODE, content: EntryContent::Directory }
+    }
+
     /// Returns the path without the leading slash.
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         self.path.trim_start_matches('/')
     }
 }
@@ -85,6 +96,7 @@ pub fn pack(entries: &[ArchiveEntry<'_>]) -> Result<Vec<u8>, CommandError> {
             EntryContent::File(file) => shell::read(file)?,
             EntryContent::Text(text) => text.as_bytes().to_vec(),
             EntryContent::Archive(entries) => pack(entries)?,
+            EntryContent::Directory => Vec::new(),
         };
         add(entry.name(), entry.mode, (0, 0), &content)?;
     }
@@ -144,6 +156,7 @@ pub fn print_commands(
         match &entry.content {
             EntryContent::File(file) => shell.copy(file, &path)?,
             EntryContent::Text(text) => shell.write(&path, text)?,
+            EntryContent::Directory => shell.create_dir(&path)?,
             EntryContent::Archive(entries) => {
                 print_commands(shell, entries, &root.with_extension(entry.name()), &path)?;
             }
@@ -162,8 +175,12 @@ mod tests {
     use super::*;
 
     fn sample_archive() -> Vec<u8> {
-        pack(&[ArchiveEntry::archive("/init", Vec::new()), ArchiveEntry::text("job.json", "{}")])
-            .unwrap()
+        pack(&[
+            ArchiveEntry::archive("/init", Vec::new()),
+            ArchiveEntry::directory("/data"),
+            ArchiveEntry::text("job.json", "{}"),
+        ])
+        .unwrap()
     }
 
     #[test]
@@ -196,7 +213,7 @@ mod tests {
 
         assert_eq!(
             names.lines().collect::<Vec<_>>(),
-            ["dev", "proc", "sys", "tmp", "dev/console", "init", "job.json"]
+            ["dev", "proc", "sys", "tmp", "dev/console", "init", "data", "job.json"]
         );
     }
 }

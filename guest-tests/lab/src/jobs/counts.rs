@@ -26,6 +26,8 @@ pub struct SegmentLine {
 /// Times of a segment. Other fields of the plugin's output are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct VirtualTime {
+    /// Sum of the times of all emulated CPUs in picoseconds.
+    pub work: u64,
     /// Elapsed time of the emulated CPUs in picoseconds.
     pub elapsed: u64,
     /// Largest number of turns that a runnable CPU waited.
@@ -66,6 +68,10 @@ pub enum CountError {
          elapsed time would be wrong; set another quantum with --quantum, or --smp"
     )]
     WaitTooLong { wait: u64, limit: u64 },
+    #[error(
+        "the counts have no marks of a program: it was not started, or its end was not reached"
+    )]
+    NoProgram,
     #[error(
         "the counts do not match the results: marks are [{marks}], results are [{results}]; the \
          test may have been killed"
@@ -110,6 +116,9 @@ pub fn check_waits(segments: &[SegmentLine], limit: u64) -> Result<(), CountErro
 }
 
 fn phase_of(mark: u8) -> Option<Phase> {
+    if mark::step_number(mark).is_some() {
+        return Some(Phase::Step);
+    }
     Phase::TABLE_ORDER.into_iter().find(|phase| mark::immediate(*phase) == mark)
 }
 
@@ -135,16 +144,55 @@ pub fn merge_counts(segments: &[SegmentLine], records: &mut [Record]) -> Result<
     Ok(())
 }
 
+/// Returns the records of a program: each step that it marks, and the whole run. `head` has the
+/// fields that all records share.
+pub fn program_records(segments: &[SegmentLine], head: &Record) -> Result<Vec<Record>, CountError> {
+    let start = segments.iter().position(|segment| segment.mark == mark::UNMARKED_PROGRAM);
+    // After the mark at the end of the program, only the power-off follows.
+    let run = start.map_or(&[][..], |start| &segments[start..segments.len() - 1]);
+    if run.is_empty() {
+        return Err(CountError::NoProgram);
+    }
+    let mut records = Vec::new();
+    let mut repetitions = BTreeMap::<u32, u32>::new();
+    for segment in run {
+        let Some(number) = mark::step_number(segment.mark) else { continue };
+        let repetition = repetitions.entry(number).or_default();
+        let mut record = head.clone();
+        (record.phase, record.round) = (Phase::Step, Some(number));
+        record.config.iteration = *repetition;
+        *repetition += 1;
+        records.push(with_counts(record, std::slice::from_ref(segment)));
+    }
+    let whole = Record { phase: Phase::WholeRun, ..head.clone() };
+    records.push(with_counts(whole, run));
+    Ok(records)
+}
+
+/// Returns a record with the sum of the counts and times of segments.
+fn with_counts(mut record: Record, segments: &[SegmentLine]) -> Record {
+    for (name, count) in segments.iter().flat_map(|segment| &segment.counts) {
+        *record.counters.entry(name.clone()).or_default() += count;
+    }
+    let sum = |time: fn(&VirtualTime) -> u64| {
+        let picoseconds: u64 = segments.iter().map(|segment| time(&segment.time)).sum();
+        Nanoseconds(picoseconds.div_ceil(1000))
+    };
+    record.ns = sum(|time| time.work);
+    record.elapsed_ns = Some(sum(|time| time.elapsed));
+    record
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const COMPLETE_FILE: &str = concat!(
-        r#"{"mark":96,"counts":{"IC IALLU":1},"time":{"elapsed":1,"starved":0}}"#,
+        r#"{"mark":96,"counts":{"IC IALLU":1},"time":{"elapsed":1,"work":1,"starved":0}}"#,
         "\n",
-        r#"{"mark":97,"counts":{"DC CIVAC":7},"time":{"elapsed":2500,"starved":7}}"#,
+        r#"{"mark":97,"counts":{"DC CIVAC":7},"time":{"elapsed":2500,"work":4000,"starved":7}}"#,
         "\n",
-        r#"{"mark":96,"counts":{},"time":{"elapsed":1,"starved":0}}"#,
+        r#"{"mark":96,"counts":{},"time":{"elapsed":1,"work":1,"starved":0}}"#,
         "\n",
         r#"{"end":true,"segments":3}"#,
         "\n",
@@ -205,5 +253,38 @@ mod tests {
             let merged = merge_counts(&segments, &mut records);
             assert!(matches!(merged, Err(CountError::Mismatch { .. })));
         }
+    }
+
+    #[test]
+    fn a_program_has_a_record_for_each_step_and_one_for_the_whole_run() {
+        let segment = |mark: u8, civac: u64| SegmentLine {
+            mark,
+            counts: [("DC CIVAC".to_owned(), civac)].into(),
+            time: VirtualTime { work: 2000, elapsed: 1000, longest_wait: 0 },
+        };
+        let marks =
+            [(0x60, 9), (0x70, 1), (0x78, 10), (0x60, 2), (0x79, 20), (0x78, 30), (0x60, 9)];
+        let segments = marks.map(|(mark, civac)| segment(mark, civac));
+
+        let records = program_records(&segments, &record(Phase::Create)).unwrap();
+
+        let figures: Vec<_> = records
+            .iter()
+            .map(|record| {
+                let civac = record.counters["DC CIVAC"];
+                (record.phase, record.round, record.config.iteration, civac, record.ns.0)
+            })
+            .collect();
+        let (step, whole) = (Phase::Step, Phase::WholeRun);
+        let expected = [
+            (step, Some(1), 0, 10, 2),
+            (step, Some(2), 0, 20, 2),
+            (step, Some(1), 1, 30, 2),
+            (whole, None, 0, 63, 10),
+        ];
+        assert_eq!(figures, expected);
+        assert_eq!(records[3].elapsed_ns, Some(Nanoseconds(5)));
+        let unfinished = program_records(&segments[..2], &records[0]);
+        assert!(matches!(unfinished, Err(CountError::NoProgram)));
     }
 }

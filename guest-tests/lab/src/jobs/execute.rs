@@ -102,7 +102,9 @@ impl Executor {
         let command = self.command(kernel, job, directory);
         let (job_text, facts_text) = self.texts(kernel, job)?;
         let archive = directory.join(INITRAMFS_FILE);
-        let contents = self.initramfs_contents(kernel, job, &job_text, &facts_text);
+        let guest_text = job.program.as_ref().map(|run| serde_json::to_string(&run.argv));
+        let guest_text = guest_text.transpose().map_err(unserializable)?.unwrap_or_default();
+        let contents = self.initramfs_contents(kernel, job, &job_text, &facts_text, &guest_text);
         if shell.is_dry_run() {
             initramfs::print_commands(shell, &contents, &directory.join("initramfs"), &archive)?;
             shell.run(&command)?;
@@ -148,8 +150,9 @@ impl Executor {
         let (job_text, facts_text) = self.texts(kernel, job)?;
         let plugin = job.machine.plugin_option(Path::new(""), Path::new(""));
         let text = format!(
-            "{job_text}\n{facts_text}\n{:?}\n{plugin}\n{:?}\n{}\n{}",
+            "{job_text}\n{facts_text}\n{:?}\n{:?}\n{plugin}\n{:?}\n{}\n{}",
             self.job_inputs(job)?,
+            job.program,
             kernel.functions,
             job.kernel_parameters,
             self.fails_on_splat
@@ -162,13 +165,13 @@ impl Executor {
         &self,
         job: &PlannedJob,
     ) -> Result<BTreeMap<String, Option<String>>, CommandError> {
-        let serialize = |e: serde_json::Error| CommandError::file("write", "job.json", e.into());
-        let text = serde_json::to_string(&job.job).map_err(serialize)?;
+        let text = serde_json::to_string(&job.job).map_err(unserializable)?;
         let mut inputs = BTreeMap::from([("job".to_owned(), Some(sha256(text.as_bytes())))]);
         let guest = job.guest.iter().flat_map(|guest| &guest.files);
         let files = [("init", &self.init), ("plugin", &self.plugin)]
             .into_iter()
             .chain(job.kernel_test.iter().map(|test| ("test", test)))
+            .chain(job.program.iter().flat_map(|run| run.program.sources()))
             .chain(guest.map(|(file, path)| (*path, file)));
         for (name, file) in files {
             let hash = file.is_file().then(|| self.hashes.sha256(file)).transpose()?;
@@ -188,16 +191,15 @@ impl Executor {
             cpu: Some(job.machine.cpu.clone()),
             ..HostFacts::default()
         };
-        let failed = |e: serde_json::Error| CommandError::file("write", "job.json", e.into());
-        let job = serde_json::to_string(&job.job).map_err(failed)?;
-        Ok((job, serde_json::to_string(&facts).map_err(failed)?))
+        let job = serde_json::to_string(&job.job).map_err(unserializable)?;
+        Ok((job, serde_json::to_string(&facts).map_err(unserializable)?))
     }
 
     fn command(&self, kernel: &Kernel, job: &PlannedJob, directory: &Path) -> Command {
         let machine = &job.machine;
         let mut plugin = machine.plugin_option(&self.plugin, &directory.join(COUNTS_FILE));
         plugin += &format!(",seed={}", job.job.seed);
-        if job.guest.is_some() {
+        if job.guest.is_some() && job.program.is_none() {
             plugin += ",instructions=on";
         }
         for (name, address) in &kernel.functions {
@@ -222,16 +224,22 @@ impl Executor {
         job: &PlannedJob,
         job_text: &'a str,
         facts_text: &'a str,
+        guest_text: &'a str,
     ) -> Vec<ArchiveEntry<'a>> {
         let init = || ArchiveEntry::program("/init", &self.init);
         let mut contents = vec![init()];
         if job.guest.as_ref().is_some_and(|guest| guest.files.is_empty()) {
-            let inner = vec![init(), ArchiveEntry::text(guest_init::MARKER_PATH, "")];
+            let mut inner = vec![init()];
+            inner.extend(job.program.iter().flat_map(|run| run.program.entries()));
+            inner.push(ArchiveEntry::text(guest_init::MARKER_PATH, guest_text));
             contents.push(ArchiveEntry::file(LinuxGuest::IMAGE_PATH, &kernel.image));
             contents.push(ArchiveEntry::archive(LinuxGuest::INITRD_PATH, inner));
         }
         for (file, path) in job.guest.iter().flat_map(|guest| &guest.files) {
-            contents.push(ArchiveEntry::file(path, file));
+            contents.push(ArchiveEntry::file(*path, file));
+        }
+        if let (Some(run), None) = (&job.program, &job.guest) {
+            contents.extend(run.program.entries());
         }
         contents.extend(
             job.kernel_test.iter().map(|test| ArchiveEntry::program(KERNEL_TEST_PATH, test)),
@@ -300,4 +308,8 @@ fn check_programs(paths: &Paths, dry: bool) -> Result<(), LabError> {
         }
     }
     Ok(())
+}
+
+fn unserializable(error: serde_json::Error) -> CommandError {
+    CommandError::file("write", "job.json", error.into())
 }

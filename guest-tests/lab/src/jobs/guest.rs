@@ -47,6 +47,19 @@ impl LinuxGuest {
         }
     }
 
+    /// Returns a guest with the host's kernel and `granule` as PID 1, which runs a user's program.
+    pub fn with_program() -> Self {
+        Self {
+            arguments: &[
+                "--serial",
+                "pl011",
+                "--cmdline",
+                "console=ttyAMA0 quiet nokaslr norandmaps panic=-1",
+            ],
+            ..Self::with_host_kernel()
+        }
+    }
+
     /// Returns a guest that boots `vmlinuz`, `initrd.img` and `root.img` of a directory.
     pub fn distribution(directory: &Path) -> Self {
         let works = guest_init::CHECKS_PASSED;

@@ -17,22 +17,19 @@ use crate::{
         emulator::EmulatedMachine,
         job::{Job, KERNEL_TEST_PATH, RESULTS_PATH},
     },
-    jobs::guest::LinuxGuest,
+    jobs::{guest::LinuxGuest, program_run::ProgramRun},
     kernel::selftests::Invocation,
-    options::{
-        GUEST_BACKINGS, GuestMatrix, HostOptions, Matrix, Options, TEST_BACKINGS, TestProgram,
-        Workload,
-    },
+    options::{GuestMatrix, HostOptions, Matrix, Options, ProgramMatrix, ProgramPlace, Workload},
+    values::PageSize,
 };
 
-/// Smallest page size that must be reserved at boot.
-const GIGANTIC_PAGE: u64 = 1 << 30;
-/// Default huge page size of Debian's and the lab's kernels.
-const DEFAULT_HUGE_PAGE: u64 = 2 << 20;
+const GIB: u64 = 1 << 30;
 /// Virtual seconds after which a test is killed. They pass immediately while all CPUs are idle.
 const DEADLINE_SECONDS: u64 = 3600;
 /// CPUs of the emulated host of a selftest.
 const SELFTEST_CPUS: u32 = 4;
+/// Size of the hugetlb pool of a selftest, rounded up to a page.
+const SELFTEST_POOL: Bytes = Bytes::mib(128);
 
 /// One boot and its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,26 +44,47 @@ pub struct PlannedJob {
     pub kernel_test: Option<PathBuf>,
     /// Guest to add to the initramfs.
     pub guest: Option<LinuxGuest>,
+    /// User's program to add to the initramfs of the host or of the guest.
+    pub program: Option<ProgramRun>,
 }
 
 /// Number of huge pages to reserve, by page size in bytes.
 type HugePagePools = BTreeMap<u64, u64>;
 
-/// Returns the jobs of a run. `tests` are the tests to run from the kernel tree.
-pub fn jobs(options: &Options, tests: &[Invocation]) -> Vec<PlannedJob> {
-    let host = &options.common.host;
+/// Emulated host without CPUs and memory: its options and its base page size.
+#[derive(Debug, Clone, Copy)]
+pub struct Host<'a> {
+    pub options: &'a HostOptions,
+    pub page_size: PageSize,
+}
+
+/// Returns the jobs of a run on kernels of this page size. `tests` are the tests to run from the
+/// kernel tree.
+pub fn jobs(options: &Options, page_size: PageSize, tests: &[Invocation]) -> Vec<PlannedJob> {
+    let host = Host { options: &options.common.host, page_size };
+    let backings = page_size.default_backings();
     match &options.workload {
         Workload::Selftests(_) => {
             tests.iter().map(|(path, arguments)| selftest(host, path, arguments)).collect()
         }
         Workload::Guest(matrix) => {
-            matrix.load.combinations(GUEST_BACKINGS, |backing, vcpus, seed| {
+            let backings = [backings, vec![Backing::Shmem, Backing::SharedHugetlb]].concat();
+            matrix.load.combinations(backings, |backing, vcpus, seed| {
                 guest_boot(host, matrix, backing, vcpus, seed)
             })
         }
+        Workload::Program(matrix) if matrix.place == ProgramPlace::Guest => {
+            matrix.load.combinations(backings, |backing, vcpus, seed| {
+                guest_program(host, matrix, backing, vcpus, seed)
+            })
+        }
+        Workload::Program(matrix) => {
+            let unused = vec![Backing::Anonymous];
+            matrix.load.combinations(unused, |_, cpus, seed| host_program(host, matrix, cpus, seed))
+        }
         Workload::PageTableTest(matrix) => {
-            let program = tests.first().map(|(path, _)| path);
-            matrix.load.combinations(TEST_BACKINGS, |backing, vcpus, seed| {
+            let program = tests.first();
+            matrix.load.combinations(backings, |backing, vcpus, seed| {
                 page_table_test(host, matrix, program, backing, vcpus, seed)
             })
         }
@@ -81,7 +99,7 @@ impl PlannedJob {
 
     /// Returns a job without settings. `cpus` and `memory` apply unless `host` sets them.
     fn new(
-        host: &HostOptions,
+        host: Host<'_>,
         name: String,
         (cpus, memory): (u32, Bytes),
         argv: Vec<String>,
@@ -89,8 +107,12 @@ impl PlannedJob {
     ) -> Self {
         Self {
             name,
-            machine: machine(host, host.smp.unwrap_or(cpus), host.memory.unwrap_or(memory)),
-            kernel_parameters: kernel_parameters(&pools),
+            machine: machine(
+                host.options,
+                host.options.smp.unwrap_or(cpus),
+                host.options.memory.unwrap_or(memory),
+            ),
+            kernel_parameters: kernel_parameters(host, &pools),
             job: Job {
                 argv,
                 pools,
@@ -102,6 +124,7 @@ impl PlannedJob {
             },
             kernel_test: None,
             guest: None,
+            program: None,
         }
     }
 }
@@ -119,25 +142,22 @@ pub fn machine(host: &HostOptions, cpus: u32, memory: Bytes) -> EmulatedMachine 
 
 /// Returns the job that runs `granule bench` or the kernel's page-table test.
 fn page_table_test(
-    host: &HostOptions,
+    host: Host<'_>,
     matrix: &Matrix,
-    program: Option<&PathBuf>,
+    program: Option<&Invocation>,
     backing: Backing,
     vcpus: u32,
     seed: u64,
 ) -> PlannedJob {
     // 64M takes seconds of emulation.
-    let default = Bytes(hugetlb_page_size(backing).unwrap_or(0).max(Bytes::mib(64).0));
-    let memory = matrix.load.size.unwrap_or(default);
-    let pools = huge_page_pools(backing, memory);
-    let is_kernel_test = matrix.test != TestProgram::Bench;
-    let mut argv: Vec<String> = if is_kernel_test {
-        vec![KERNEL_TEST_PATH.to_owned()]
-    } else {
-        vec!["/init".to_owned(), "bench".to_owned()]
+    let size = matrix.load.size.unwrap_or(Bytes::mib(64));
+    let (memory, pools) = memory_and_pools(host, backing, size);
+    let is_kernel_test = matrix.runs_kernel_test();
+    let mut argv: Vec<String> = match program {
+        Some((_, mode)) => [&[KERNEL_TEST_PATH.to_owned()], mode.as_slice()].concat(),
+        None => ["/init", "bench", "-m", &matrix.mode.id.to_string()].map(str::to_owned).into(),
     };
     let mut option = |name: &str, value: String| argv.extend([name.to_owned(), value]);
-    option("-m", matrix.mode.id.to_string());
     option("-s", backing.to_string());
     option("-b", memory.to_string());
     option("-v", vcpus.to_string());
@@ -151,17 +171,54 @@ fn page_table_test(
         argv.extend(matrix.bench_arg.iter().cloned());
     }
     let name = format!("{backing}-{memory}-{vcpus}v-seed{seed}");
-    let machine = (vcpus.max(2), host_memory(memory, &pools));
+    let machine = (vcpus.max(2), host_memory(host, memory, &pools));
     let mut planned = PlannedJob::new(host, name, machine, argv, pools);
     planned.job.settings = sysfs_settings(backing, is_kernel_test || matrix.huge_zero_page);
     planned.job.seed = seed;
     planned.job.has_unmarked_program = is_kernel_test;
-    planned.kernel_test = program.filter(|_| is_kernel_test).cloned();
+    planned.kernel_test = program.map(|(path, _)| path.clone());
+    planned
+}
+
+/// Returns the job that runs a user's program in the host.
+fn host_program(host: Host<'_>, matrix: &ProgramMatrix, cpus: u32, seed: u64) -> PlannedJob {
+    let run = ProgramRun::in_host(matrix, cpus, seed);
+    let argv = run.argv.clone();
+    let name = format!("{}-{cpus}cpu-seed{seed}", run.name());
+    let memory = Bytes(GIB + run.initramfs_memory().0);
+    let mut planned = PlannedJob::new(host, name, (cpus, memory), argv, HugePagePools::new());
+    planned.job.seed = seed;
+    planned.program = Some(run);
+    planned
+}
+
+/// Returns the job that runs a user's program in a guest, which has the host's kernel.
+fn guest_program(
+    host: Host<'_>,
+    matrix: &ProgramMatrix,
+    backing: Backing,
+    vcpus: u32,
+    seed: u64,
+) -> PlannedJob {
+    let guest = LinuxGuest::with_program();
+    let size = matrix.load.size.unwrap_or_else(|| {
+        let files = matrix.program.size * 2;
+        Bytes(guest.default_memory.0 + files.next_multiple_of(Bytes::mib(64).0))
+    });
+    let (memory, pools) = memory_and_pools(host, backing, size);
+    let run = ProgramRun::in_guest(matrix, backing, memory, vcpus, seed);
+    let mut planned =
+        run_guest(host, guest, (backing, memory, vcpus, seed), pools, &matrix.run_arg);
+    planned.name = format!("{}-{}", run.name(), planned.name);
+    planned.machine.memory.0 += run.initramfs_memory().0;
+    // The guest's PID 1 marks the program, so that its boot is not counted.
+    planned.job.has_unmarked_program = false;
+    planned.program = Some(run);
     planned
 }
 
 fn guest_boot(
-    host: &HostOptions,
+    host: Host<'_>,
     matrix: &GuestMatrix,
     backing: Backing,
     vcpus: u32,
@@ -169,10 +226,21 @@ fn guest_boot(
 ) -> PlannedJob {
     let files = matrix.distribution.as_deref();
     let guest = files.map_or_else(LinuxGuest::with_host_kernel, LinuxGuest::distribution);
-    let memory = matrix.load.size.unwrap_or(guest.default_memory);
-    let memory =
-        hugetlb_page_size(backing).map_or(memory, |page| Bytes(memory.0.next_multiple_of(page)));
-    let pools = huge_page_pools(backing, memory);
+    let size = matrix.load.size.unwrap_or(guest.default_memory);
+    let (memory, pools) = memory_and_pools(host, backing, size);
+    let statistics = ["--stats".to_owned(), RESULTS_PATH.to_owned()];
+    let arguments = [&statistics, matrix.run_arg.as_slice()].concat();
+    run_guest(host, guest, (backing, memory, vcpus, seed), pools, &arguments)
+}
+
+/// Returns the job that boots a guest with `granule run`.
+fn run_guest(
+    host: Host<'_>,
+    guest: LinuxGuest,
+    (backing, memory, vcpus, seed): (Backing, Bytes, u32, u64),
+    pools: HugePagePools,
+    arguments: &[String],
+) -> PlannedJob {
     // --no-reboot: the guest must not boot again after a panic.
     let argv = ["/init", "run", "--no-reboot"]
         .into_iter()
@@ -181,10 +249,9 @@ fn guest_boot(
         .map(str::to_owned)
         .chain(["--memory".to_owned(), format!("{memory},backing={backing}")])
         .chain(["--vcpus".to_owned(), vcpus.to_string()])
-        .chain(["--stats".to_owned(), RESULTS_PATH.to_owned()])
-        .chain(matrix.run_arg.iter().cloned());
+        .chain(arguments.iter().cloned());
     let name = format!("guest-{backing}-{memory}-{vcpus}v-seed{seed}");
-    let host_memory = Bytes(host_memory(memory, &pools).0 + guest.memory_of_files().0);
+    let host_memory = Bytes(host_memory(host, memory, &pools).0 + guest.memory_of_files().0);
     let machine = (vcpus.max(2), host_memory);
     let mut planned = PlannedJob::new(host, name, machine, argv.collect(), pools);
     planned.job.settings = sysfs_settings(backing, false);
@@ -195,26 +262,21 @@ fn guest_boot(
 }
 
 /// Returns the job that runs a selftest.
-pub fn selftest(host: &HostOptions, program: &Path, arguments: &[String]) -> PlannedJob {
+fn selftest(host: Host<'_>, program: &Path, arguments: &[String]) -> PlannedJob {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let pools = HugePagePools::from([(DEFAULT_HUGE_PAGE, 64)]);
+    let (_, pools) = memory_and_pools(host, Backing::SharedHugetlb, SELFTEST_POOL);
     let argv = [&[KERNEL_TEST_PATH.to_owned()], arguments].concat();
     let mut planned = PlannedJob::new(host, name, (SELFTEST_CPUS, Bytes::gib(4)), argv, pools);
     planned.kernel_test = Some(program.to_owned());
     planned
 }
 
-fn hugetlb_page_size(backing: Backing) -> Option<u64> {
-    match backing {
-        Backing::AnonymousHugetlb(Some(size)) => Some(size.0),
-        Backing::AnonymousHugetlb(None) | Backing::SharedHugetlb => Some(DEFAULT_HUGE_PAGE),
-        Backing::Anonymous | Backing::AnonymousThp | Backing::Shmem => None,
-    }
-}
-
-/// Returns the hugetlb pool for a region of this size.
-fn huge_page_pools(backing: Backing, memory: Bytes) -> HugePagePools {
-    hugetlb_page_size(backing).map(|page| (page, memory.0.div_ceil(page))).into_iter().collect()
+/// Returns the memory of a job, a multiple of the backing's pages, and its hugetlb pool.
+fn memory_and_pools(host: Host<'_>, backing: Backing, size: Bytes) -> (Bytes, HugePagePools) {
+    let page = host.page_size.of_backing(backing).0;
+    let memory = Bytes(size.0.next_multiple_of(page));
+    let is_hugetlb = matches!(backing, Backing::AnonymousHugetlb(_) | Backing::SharedHugetlb);
+    (memory, is_hugetlb.then_some((page, memory.0 / page)).into_iter().collect())
 }
 
 /// Returns the sysfs settings for a backing. Unless `zero_page`, disables the huge zero page: if a
@@ -231,20 +293,25 @@ fn sysfs_settings(backing: Backing, zero_page: bool) -> BTreeMap<String, String>
 
 /// Returns the host memory for a region and its pools: one additional gigabyte, and another one for
 /// gigantic pages, because the kernel uses memory at both ends.
-fn host_memory(region: Bytes, pools: &HugePagePools) -> Bytes {
+fn host_memory(host: Host<'_>, region: Bytes, pools: &HugePagePools) -> Bytes {
     let pooled: u64 = pools.iter().map(|(page, count)| page * count).sum();
-    let gigantic = pools.keys().any(|page| *page >= GIGANTIC_PAGE);
-    let whole_gigabytes = region.0.max(pooled).next_multiple_of(GIGANTIC_PAGE);
-    Bytes(whole_gigabytes + if gigantic { 2 } else { 1 } * GIGANTIC_PAGE)
+    let spare = if gigantic(host, pools).next().is_some() { 2 } else { 1 };
+    Bytes(region.0.max(pooled).next_multiple_of(GIB) + spare * GIB)
+}
+
+/// Returns the pools of gigantic pages. The page allocator has only pages up to a block, so larger
+/// ones are reserved at boot.
+fn gigantic(host: Host<'_>, pools: &HugePagePools) -> impl Iterator<Item = (Bytes, u64)> {
+    let pools = pools.iter().map(|(page, count)| (Bytes(*page), *count));
+    pools.filter(move |(page, _)| *page > host.page_size.huge_page())
 }
 
 /// Returns the kernel parameters that reserve gigantic pages.
-fn kernel_parameters(pools: &HugePagePools) -> String {
-    let gigantic = pools.iter().filter(|(page, _)| **page >= GIGANTIC_PAGE);
-    gigantic
+fn kernel_parameters(host: Host<'_>, pools: &HugePagePools) -> String {
+    let default = host.page_size.huge_page();
+    gigantic(host, pools)
         .map(|(page, count)| {
-            let page = Bytes(*page);
-            format!("default_hugepagesz=2M hugepagesz={page} hugepages={count}")
+            format!("default_hugepagesz={default} hugepagesz={page} hugepages={count}")
         })
         .collect()
 }
@@ -287,7 +354,7 @@ pub mod tests {
 
     #[test]
     fn each_combination_is_one_boot_with_a_pool_as_large_as_the_region() {
-        let jobs = jobs(&options("lab -s 4k -s 2m -s 1g --seeds 2"), &[]);
+        let jobs = jobs(&options("lab -s 4k -s 2m -s 1g --seeds 2"), PageSize::Kib4, &[]);
 
         let expected = [
             "anonymous-64M-4v-seed0",
@@ -306,10 +373,46 @@ pub mod tests {
     }
 
     #[test]
+    fn regions_and_pools_are_as_large_as_the_pages_of_the_host() {
+        for (page_size, name, pools, memory) in [
+            (PageSize::Kib4, "anonymous_hugetlb_2mb-16M-4v-seed0", (2 << 20, 8), Bytes::gib(2)),
+            (PageSize::Kib16, "anonymous_hugetlb_32mb-32M-4v-seed0", (32 << 20, 1), Bytes::gib(2)),
+            (
+                PageSize::Kib64,
+                "anonymous_hugetlb_512mb-512M-4v-seed0",
+                (512 << 20, 1),
+                Bytes::gib(2),
+            ),
+        ] {
+            let jobs = jobs(&options("lab -b 16M --seeds 1"), page_size, &[]);
+
+            let block = &jobs[2];
+            assert_eq!(block.name, name);
+            assert_eq!(block.job.pools, [pools].into());
+            assert_eq!(block.machine.memory, memory);
+            assert_eq!(block.kernel_parameters, "", "the page allocator has these pages");
+        }
+        let gigantic = jobs(&options("lab -s 1g --seeds 1"), PageSize::Kib16, &[]);
+        let expected = "default_hugepagesz=32M hugepagesz=1G hugepages=1";
+        assert_eq!(gigantic[0].kernel_parameters, expected);
+    }
+
+    #[test]
+    fn a_backing_that_the_page_size_lacks_is_refused_with_the_list() {
+        let options = options("lab -s 4k -s 1g");
+
+        let error = options.workload.check(PageSize::Kib64).unwrap_err().to_string();
+
+        assert!(options.workload.check(PageSize::Kib4).is_ok());
+        assert!(error.contains("64K") && error.contains("-s anonymous_hugetlb_1gb"), "{error}");
+        assert!(error.contains("anonymous_hugetlb_512mb"), "{error}");
+    }
+
+    #[test]
     fn pid_1_alone_applies_the_seed_of_a_kernel_test() {
         let options = options("lab --test kvm_page_table_test");
 
-        let jobs = jobs(&options, &[("/x/kvm_page_table_test".into(), Vec::new())]);
+        let jobs = jobs(&options, PageSize::Kib4, &[("/x/kvm_page_table_test".into(), Vec::new())]);
 
         assert_eq!(jobs[1].job.argv[0], KERNEL_TEST_PATH);
         assert!(!jobs[1].job.argv.contains(&"--seed".to_owned()));
@@ -319,7 +422,7 @@ pub mod tests {
 
     #[test]
     fn each_guest_boot_has_a_pool_for_the_rounded_memory() {
-        let jobs = jobs(&options("guest -s 4k -s thp -s 1g -v 2 --seeds 1"), &[]);
+        let jobs = jobs(&options("guest -s 4k -s thp -s 1g -v 2 --seeds 1"), PageSize::Kib4, &[]);
 
         let expected = [
             "guest-anonymous-128M-2v-seed0",

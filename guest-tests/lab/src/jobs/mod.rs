@@ -8,6 +8,7 @@ pub mod guest;
 pub mod matrix;
 pub mod outcome;
 pub mod outcome_file;
+pub mod program_run;
 pub mod run_directory;
 
 use std::{

@@ -20,10 +20,14 @@ use thiserror::Error;
 
 use crate::{
     command::{CommandError, indent, last_lines},
-    host::job::{JobReport, ReportError, TestEnding},
+    host::{
+        guest_init::ended_with_success,
+        job::{JobReport, ReportError, TestEnding},
+    },
     jobs::{
         counts::{self, CountError, SegmentLine},
         matrix::PlannedJob,
+        program_run::ProgramRun,
     },
 };
 
@@ -77,6 +81,9 @@ pub struct JobOutcome {
 impl JobOutcome {
     /// Returns the records of the test, with the counts of each phase.
     pub fn records(&self, job: &PlannedJob) -> Result<Vec<Record>, JobError> {
+        if let Some(run) = &job.program {
+            return self.program_records(run);
+        }
         let ns = self.passed_duration()?;
         if !job.job.has_unmarked_program {
             let mut records = read_records(&self.report.results).map_err(JobError::Results)?;
@@ -96,6 +103,16 @@ impl JobOutcome {
             records.extend(whole);
         }
         Ok(records)
+    }
+
+    /// Returns the records of a user's program: its steps, and the whole run.
+    fn program_records(&self, run: &ProgramRun) -> Result<Vec<Record>, JobError> {
+        self.passed_duration()?;
+        if run.is_in_guest() && !ended_with_success(&self.report.stdout) {
+            return Err(self.test_error("did not end in the guest with exit code 0".to_owned()));
+        }
+        let head = run.record_head(self.report.host.clone().unwrap_or_default());
+        Ok(counts::program_records(&self.segments, &head)?)
     }
 
     /// Returns the duration of the test if it succeeded.

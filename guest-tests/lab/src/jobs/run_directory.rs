@@ -115,6 +115,7 @@ impl RunDirectory {
             "tree": kernel.tree,
             "compiler": kernel.compiler,
             "image_sha256": kernel.image_sha256,
+            "uncounted": kernel.uncounted,
         });
         shell.write(&directory.join("kernel.json"), format!("{description:#}\n"))?;
         match &kernel.config {

@@ -135,6 +135,7 @@ impl<'a> KernelBuilder<'a> {
         let image = build.directory.join("Image");
         if self.shell.is_dry_run() && !image.is_file() {
             let mut planned = Kernel::placeholder(recipe.name.clone(), image);
+            planned.page_size = self.options.page_size;
             planned.describe(recipe, &build.toolchain);
             return Ok((planned, Vec::new()));
         }

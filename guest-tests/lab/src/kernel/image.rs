@@ -12,11 +12,14 @@ use crate::{
     command::CommandError,
     kernel::{recipe::Recipe, toolchain::Toolchain},
     shell::{self, sha256},
+    values::PageSize,
 };
 
 /// Magic number of an arm64 image and its offset (`Documentation/arch/arm64/booting.rst`, 4).
 const IMAGE_MAGIC: &[u8] = b"ARM\x64";
 const MAGIC_OFFSET: usize = 0x38;
+/// Offset of the flags of an arm64 image.
+const FLAGS_OFFSET: usize = 0x18;
 
 #[derive(Debug, Clone, Default)]
 pub struct Kernel {
@@ -24,6 +27,7 @@ pub struct Kernel {
     pub name: String,
     pub image: PathBuf,
     pub image_sha256: String,
+    pub page_size: PageSize,
     /// Configuration, if known.
     pub config: Option<PathBuf>,
     /// Subject of the last patch or commit, if known.
@@ -38,6 +42,8 @@ pub struct Kernel {
     pub compiler: Option<String>,
     /// Names and addresses of functions whose calls are counted.
     pub functions: Vec<(String, u64)>,
+    /// Counts whose functions the kernel lacks or inlines, or all without a `System.map`.
+    pub uncounted: Vec<&'static str>,
 }
 
 impl Kernel {
@@ -53,6 +59,8 @@ impl Kernel {
             );
             return Err(CommandError::file("boot", image, not_image));
         }
+        let flags =
+            content[FLAGS_OFFSET..].first_chunk().map_or(0, |flags| u64::from_le_bytes(*flags));
         let find = |names: &[&str]| {
             let boot = image.parent().unwrap_or(Path::new("."));
             let root = image.ancestors().nth(4).unwrap_or(boot); // ROOT/arch/arm64/boot/Image
@@ -69,10 +77,24 @@ impl Kernel {
             name,
             image: image.to_owned(),
             image_sha256: sha256(&content),
+            page_size: PageSize::of_image_flags(flags).unwrap_or_default(),
             config: find(&[".config", "config"]),
+            uncounted: uncounted(&functions),
             functions,
             ..Self::default()
         })
+    }
+
+    /// Returns a message about the counts that this kernel lacks.
+    pub fn remark(&self) -> Option<String> {
+        let Self { name, uncounted, functions, .. } = self;
+        let reason = match functions.as_slice() {
+            [] => "no System.map is beside its image",
+            _ => "it lacks their functions",
+        };
+        let uncounted = uncounted.join(", ");
+        (!uncounted.is_empty())
+            .then(|| format!("no counts on '{name}', because {reason}: {uncounted}"))
     }
 
     /// Adds what a recipe and its toolchain determine.
@@ -119,6 +141,11 @@ pub fn counted_functions(system_map: &str) -> Vec<(String, u64)> {
         .collect()
 }
 
+fn uncounted(functions: &[(String, u64)]) -> Vec<&'static str> {
+    let is_counted = |name: &str| functions.iter().any(|(counted, _)| counted == name);
+    COUNTED_FUNCTIONS.iter().map(|(name, _)| *name).filter(|name| !is_counted(name)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,5 +159,26 @@ mod tests {
             let expected = [("notifier_unmaps".to_owned(), address)];
             assert_eq!(counted_functions(map), expected);
         }
+    }
+
+    #[test]
+    fn the_counts_that_a_kernel_lacks_are_named_with_the_reason() {
+        let remark = |map: &str| {
+            let functions = counted_functions(map);
+            let uncounted = uncounted(&functions);
+            Kernel { name: "base".to_owned(), functions, uncounted, ..Kernel::default() }.remark()
+        };
+        let map: String = COUNTED_FUNCTIONS
+            .iter()
+            .map(|(_, functions)| format!("ffff800010000000 T {}\n", functions[0]))
+            .collect();
+
+        assert_eq!(remark(&map), None);
+        let lacks = remark(&map.replace("kvm_pgtable_stage2_map", "stage2_map_inlined")).unwrap();
+        assert!(
+            lacks.ends_with("'base', because it lacks their functions: stage2_maps"),
+            "{lacks}"
+        );
+        assert!(remark("").unwrap().contains("no System.map is beside its image: guest_aborts, "));
     }
 }

@@ -33,15 +33,17 @@ use self::{
     build::KernelBuilder,
     planned::PlannedKernel,
     recipe::RecipeBook,
-    selftests::Invocation,
+    selftests::{Invocation, PAGE_TABLE_TEST, SelftestSuite},
     sources::{Source, open_base},
 };
 use crate::{
     LabError,
     command::CommandError,
-    options::{KernelOptions, Options, Paths, SourceOptions, TestProgram, Workload},
+    host::program::guest_mode_number,
+    options::{KernelOptions, Matrix, Options, Paths, SourceOptions, TestProgram, Workload},
     progress::Progress,
-    shell::Shell,
+    shell::{self, Shell, absolute},
+    values::{LinuxVersion, PageSize},
 };
 
 pub use image::Kernel;
@@ -77,6 +79,8 @@ pub struct Preparation<'a> {
     kernels: &'a KernelOptions,
     origin: Origin,
     pub tests: Vec<Invocation>,
+    /// Base page size of all kernels.
+    pub page_size: PageSize,
     _lock: Option<File>,
 }
 
@@ -95,26 +99,33 @@ impl<'a> Preparation<'a> {
         progress: &Progress,
     ) -> Result<Self, LabError> {
         let kernels = &options.common.kernels;
-        let has_kernel_test = match &options.workload {
+        let has_tests = match &options.workload {
             Workload::PageTableTest(matrix) => matrix.test == TestProgram::KernelPageTableTest,
             Workload::Selftests(_) => true,
-            Workload::Guest(_) => false,
+            Workload::Guest(_) | Workload::Program(_) => false,
         };
-        let uses_cache = kernels.images.is_empty() || has_kernel_test;
+        let uses_cache = kernels.images.is_empty() || has_tests;
         let lock = if uses_cache { lock_cache(shell, &paths.cache)? } else { None };
-        let tests = match has_kernel_test {
-            true => build_tests(shell, options, &paths.cache, progress)?,
-            false => Vec::new(),
-        };
-        let origin = if kernels.images.is_empty() {
+        let (origin, page_size) = if kernels.images.is_empty() {
             progress.start_stage("source of the kernels");
             let book = RecipeBook::new(shell, paths, kernels)?;
             progress.print_note(&book.summary());
-            Origin::Recipes(book)
+            (Origin::Recipes(book), kernels.build.page_size)
         } else {
-            Origin::Images(open_images(&kernels.images)?)
+            let images = open_images(&kernels.images)?;
+            let page_size = common_page_size(&images)?;
+            options.workload.check(page_size)?;
+            (Origin::Images(images), page_size)
         };
-        Ok(Self { shell, paths, kernels, origin, tests, _lock: lock })
+        let book = match &origin {
+            Origin::Recipes(book) => Some(book),
+            Origin::Images(_) => None,
+        };
+        let tests = match has_tests {
+            true => build_tests(shell, options, &paths.cache, book, progress)?,
+            false => given_test(&options.workload)?,
+        };
+        Ok(Self { shell, paths, kernels, origin, tests, page_size, _lock: lock })
     }
 
     /// Returns the kernels, which need not be built.
@@ -168,34 +179,75 @@ impl<'a> Preparation<'a> {
     }
 }
 
+/// Returns the page-table test of `--test-binary`.
+fn given_test(workload: &Workload) -> Result<Vec<Invocation>, CommandError> {
+    let Workload::PageTableTest(Matrix { test_binary: Some(path), mode, .. }) = workload else {
+        return Ok(Vec::new());
+    };
+    let path = absolute(path)?;
+    let mode = guest_mode_number(&shell::read(&path)?, mode.id);
+    Ok(vec![(path, vec!["-m".to_owned(), mode.to_string()])])
+}
+
+/// Builds the tests of the workload. Selftests are those of the last kernel's tree if it has them,
+/// and of [`selftests::OLDEST_SUITE`] otherwise.
 fn build_tests(
     shell: Shell,
     options: &Options,
     cache: &Path,
+    book: Option<&RecipeBook>,
     progress: &Progress,
 ) -> Result<Vec<Invocation>, LabError> {
-    let kernels = &options.common.kernels;
-    let (suite, invocations) = match &options.workload {
-        Workload::Selftests(requested) => {
-            let suite = selftests::suite_for_base(kernels.origin.base);
-            (suite, suite.invocations(&requested.tests)?)
+    let has_suite = |version: &LinuxVersion| *version >= selftests::OLDEST_SUITE;
+    let own = book.and_then(|book| Some((&book.source, &book.recipes.last()?.tree)));
+    let debian;
+    let (source, tree) = match (&options.workload, own) {
+        (Workload::Selftests(_), Some((source, tree)))
+            if source.version(tree)?.is_some_and(|version| has_suite(&version)) =>
+        {
+            (source, tree)
         }
-        _ => {
-            let program = PathBuf::from(selftests::PAGE_TABLE_TEST);
-            (&selftests::LINUX_6_1, vec![(program, Vec::new())])
+        (workload, own) => {
+            // The base of built kernels is `own`; `--base` with `--image` names only the tests.
+            let base = options.common.kernels.origin.base.filter(|_| own.is_none());
+            let base = base.filter(|_| matches!(workload, Workload::Selftests(_)));
+            let version = base.filter(has_suite).unwrap_or(selftests::OLDEST_SUITE);
+            debian = Source::open_package(shell, cache, version, None)?;
+            (&debian, &debian.base)
         }
     };
-    progress.start_stage(format!("tests of Linux {}", suite.version));
-    let source = match kernels.origin.base == Some(suite.version) {
-        true => open_base(shell, cache, &kernels.origin)?,
-        false => Source::open_package(shell, cache, suite.version, None)?,
-    };
-    let checkout = source.repository.switch_to(&source.base)?;
-    let directory = suite.build(shell, cache, &checkout)?;
-    Ok(invocations
-        .into_iter()
-        .map(|(program, arguments)| (directory.join(program), arguments))
-        .collect())
+    let version = source.version(tree)?.map_or_else(String::new, |version| version.to_string());
+    progress.start_stage(format!("tests of Linux {version} ({})", source.description));
+    let suite = SelftestSuite::build(shell, cache, &source.repository.switch_to(tree)?)?;
+    if let Some(remark) = suite.remark() {
+        progress.print_note(&remark);
+    }
+    match &options.workload {
+        Workload::Selftests(requested) => suite.invocations(&requested.tests),
+        Workload::PageTableTest(matrix) => {
+            let mode = ["-m".to_owned(), matrix.mode.id.to_string()];
+            Ok(vec![(suite.program(PAGE_TABLE_TEST), mode.into())])
+        }
+        Workload::Guest(_) | Workload::Program(_) => Ok(Vec::new()),
+    }
+}
+
+/// Returns the base page size of all kernels.
+///
+/// # Errors
+/// The kernels have different page sizes, so no job has the same memory on all.
+pub fn common_page_size(kernels: &[Kernel]) -> Result<PageSize, LabError> {
+    let first = kernels.first().map_or_else(PageSize::default, |kernel| kernel.page_size);
+    match kernels.iter().find(|kernel| kernel.page_size != first) {
+        None => Ok(first),
+        Some(other) => Err(LabError::Unusable(format!(
+            "the kernel '{}' has base pages of {}, '{}' of {}: a comparison requires equal pages",
+            kernels[0].name,
+            first.base(),
+            other.name,
+            other.page_size.base()
+        ))),
+    }
 }
 
 fn open_images(images: &[PathBuf]) -> Result<Vec<Kernel>, LabError> {

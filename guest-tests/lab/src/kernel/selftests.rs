@@ -1,198 +1,295 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Lists the kernel's KVM selftests, with arguments that limit each to a minute of emulation, and
-//! builds them as static arm64 programs in the cache.
+//! Builds a tree's KVM selftests as static arm64 programs in the cache, and chooses arguments that
+//! limit each to a minute of emulation.
 //!
 //! The page-table test of Linux 6.1 runs on every base, so that figures are comparable: 6.1 is the
-//! first Debian version whose tests cover this path, and its tests run on 5.10. The other tests are
-//! those of 6.1, or of a newer base.
+//! first Debian version whose tests cover this path. All selftests of a run are those of the last
+//! kernel's tree, or of Linux 6.1 for older trees.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
     LabError,
-    command::CommandError,
+    command::{Command, CommandError},
     kernel::{
         git::Checkout,
         toolchain::{Toolchain, parallel_jobs},
     },
-    shell::{Shell, partial_path},
+    shell::{Shell, partial_path, read, sha256},
     values::LinuxVersion,
 };
 
 pub const PAGE_TABLE_TEST: &str = "kvm_page_table_test";
 
-#[derive(Debug)]
-pub struct SelftestSuite {
-    pub version: LinuxVersion,
-    /// Number of the guest mode P48V48_4K, which replaces `MODE` in arguments.
-    guest_mode: &'static str,
-    /// Tests in `tools/testing/selftests/kvm` in addition to [`COMMON_TESTS`], with arguments.
-    additional_tests: &'static str,
-}
+/// Version of the page-table test, and of the selftests for older trees.
+pub const OLDEST_SUITE: LinuxVersion = LinuxVersion { major: 6, minor: 1 };
 
-/// Path of a program relative to its suite's directory, and its arguments.
+/// File of a suite's directory that is written last: [`TestList`] as JSON.
+const LIST_FILE: &str = "tests.json";
+
+/// Arguments by the name of a test without its directory. `MODE` is the number of the guest mode
+/// P48V48_4K, which depends on the version. Other tests run without arguments.
+const ARGUMENTS: [(&str, &str); 11] = [
+    (PAGE_TABLE_TEST, "-m MODE -v 4 -b 16M -s anonymous"),
+    ("access_tracking_perf_test", "-m MODE -v 2 -b 16M"),
+    ("arch_timer", "-n 2 -i 2"),
+    ("arch_timer_edge_cases", "-i 1"),
+    ("debug-exceptions", "-i 100"),
+    ("demand_paging_test", "-m MODE -v 2 -b 16M"),
+    ("dirty_log_perf_test", "-m MODE -v 2 -b 16M -i 2"),
+    ("dirty_log_test", "-m MODE -i 3 -I 10"),
+    ("memslot_modification_stress_test", "-m MODE -v 2 -b 16M -i 10"),
+    ("memslot_perf_test", "-l 1 -s 100"),
+    ("mmu_stress_test", "-m 1 -s 1 -c 2"),
+];
+
+/// Path of a program, and its arguments.
 pub type Invocation = (PathBuf, Vec<String>);
 
+/// The tests of a tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct TestList {
+    /// Number of the guest mode P48V48_4K.
+    guest_mode: usize,
+    /// Paths relative to the suite's directory.
+    programs: Vec<String>,
+    /// Programs of the tree's list that could not be built.
+    failed: Vec<String>,
+}
+
+/// Built tests of a tree.
+#[derive(Debug)]
+pub struct SelftestSuite {
+    directory: PathBuf,
+    list: TestList,
+}
+
 impl SelftestSuite {
-    fn tests(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let tests = COMMON_TESTS.split(',').chain(self.additional_tests.split(','));
-        tests.map(|test| test.trim().split_once(' ').unwrap_or((test.trim(), "")))
+    /// Builds the tests of a tree, unless they are in the cache.
+    pub fn build(shell: Shell, cache: &Path, tree: &Checkout) -> Result<Self, LabError> {
+        let toolchain = Toolchain::new(shell, &[])?;
+        let key = sha256(format!("{}\n{}", tree.tree, toolchain.version).as_bytes());
+        let directory = cache.join("selftests").join(&key[..16]);
+        if let Ok(text) = fs::read_to_string(directory.join(LIST_FILE))
+            && let Ok(list) = serde_json::from_str(&text)
+        {
+            return Ok(Self { directory, list });
+        }
+        let partial = partial_path(&directory);
+        shell.remove_dir(&partial)?;
+        let built = compile(shell, &toolchain, &tree.path, &partial);
+        if shell.is_dry_run() {
+            built?;
+            // The tree may not exist, so its list is unknown.
+            let programs = ARGUMENTS.map(|(name, _)| name.to_owned()).into();
+            let list = TestList { guest_mode: 0, programs, failed: Vec::new() };
+            return Ok(Self { directory, list });
+        }
+        let source = tree.path.join("tools/testing/selftests/kvm");
+        let names = listed_programs(&toolchain, &source)?;
+        let (programs, failed): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| partial.join(name).is_file());
+        if programs.is_empty() {
+            built?;
+        }
+        let list = TestList { guest_mode: guest_mode_number(&source)?, programs, failed };
+        shell.write(&partial.join(LIST_FILE), serde_json::to_string(&list)?)?;
+        shell.remove_dir(&directory)?;
+        shell.rename(&partial, &directory)?;
+        Ok(Self { directory, list })
+    }
+
+    /// Returns a message about the tests that could not be built.
+    pub fn remark(&self) -> Option<String> {
+        let failed = self.list.failed.join(", ");
+        let log = self.directory.join("build.log");
+        (!failed.is_empty())
+            .then(|| format!("tests that could not be built ({}): {failed}", log.display()))
+    }
+
+    /// Returns the path of a program of this suite.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
     }
 
     /// Returns the invocations of the named tests, or of all tests. Arguments after a name
-    /// (`dirty_log_test -m 2`) replace the arguments in the list.
+    /// (`dirty_log_test -m 2`) replace those of [`ARGUMENTS`].
     pub fn invocations(&self, named: &[String]) -> Result<Vec<Invocation>, LabError> {
-        let invocation = |name: &str, arguments: &str| {
-            let arguments = arguments.replace("MODE", self.guest_mode);
-            let arguments = arguments.split_ascii_whitespace().map(str::to_owned);
-            (PathBuf::from(name), arguments.collect())
+        let invocation = |name: &str, arguments: Option<&str>| {
+            let default = || {
+                let last = name.rsplit('/').next();
+                ARGUMENTS.iter().find(|(test, _)| Some(*test) == last).map_or("", |(_, text)| text)
+            };
+            let mode = self.list.guest_mode.to_string();
+            let arguments = arguments.unwrap_or_else(default).split_ascii_whitespace();
+            let arguments =
+                arguments.map(|word| if word == "MODE" { mode.clone() } else { word.to_owned() });
+            (self.directory.join(name), arguments.collect())
         };
+        let programs = &self.list.programs;
         if named.is_empty() {
-            return Ok(self.tests().map(|(name, arguments)| invocation(name, arguments)).collect());
+            return Ok(programs.iter().map(|name| invocation(name, None)).collect());
         }
         let requested = |text: &String| {
-            let (name, arguments) = text.split_once(' ').unwrap_or((text, ""));
-            let Some((_, listed)) = self.tests().find(|(listed, _)| *listed == name) else {
-                let known: Vec<_> = self.tests().map(|(name, _)| name).collect();
-                return Err(LabError::Unusable(format!(
-                    "unknown selftest '{name}' of Linux {}; expected one of: {}",
-                    self.version,
-                    known.join(", ")
-                )));
+            let (name, arguments) = match text.split_once(' ') {
+                Some((name, arguments)) => (name, Some(arguments)),
+                None => (text.as_str(), None),
             };
-            Ok(invocation(name, if arguments.is_empty() { listed } else { arguments }))
+            if !programs.iter().any(|program| program == name) {
+                return Err(LabError::Unusable(format!(
+                    "unknown selftest '{name}'; expected one of: {}",
+                    programs.join(", ")
+                )));
+            }
+            Ok(invocation(name, arguments))
         };
         named.iter().map(requested).collect()
     }
+}
 
-    /// Builds the tests of a tree, unless they are in the cache, and returns their directory.
-    pub fn build(
-        &self,
-        shell: Shell,
-        cache: &Path,
-        tree: &Checkout,
-    ) -> Result<PathBuf, CommandError> {
-        let directory = cache.join("selftests").join(tree.tree.to_string());
-        // A directory that was built from an older list may lack tests.
-        if self.tests().all(|(name, _)| directory.join(name).is_file()) {
-            return Ok(directory);
-        }
-        let partial = partial_path(&directory);
-        let log = partial.join("build.log");
-        let headers = partial.join("headers");
-        let shim = partial.join("shim");
-        // By default, tests write generated headers to the tree.
-        let generated = partial.join("generated");
-        shell.remove_dir(&partial)?;
-        for directory in [&headers, &shim.join("linux"), &generated.join("tools")] {
-            shell.create_dir(directory)?;
-        }
-        let toolchain = Toolchain::new(shell, &[])?;
-        let install = toolchain
-            .make("installing the kernel headers", &tree.path)
-            .arg(format!("O={}", headers.display()))
-            .arg("headers")
-            .log(&log);
-        shell.run(&install)?;
-        let include = headers.join("usr/include");
-        let source = tree.path.join("tools/testing/selftests/kvm");
-        let mut tests = toolchain
-            .make("building the kernel's selftests", &source)
-            .arg(format!("OUTPUT={}", partial.display()))
-            .arg(format!("abs_objdir={}", generated.display()))
-            .arg(format!("KHDR_INCLUDES=-isystem {}", include.display()))
-            .arg("LDFLAGS=-static")
-            .arg(format!("-j{}", parallel_jobs()));
-        if self.version == LINUX_6_1.version {
-            // Backports in 6.1.y require a kernel header and TEST_ASSERT_EQ, ASSERT_EQ in 6.1.
-            let header = "linux/bitfield.h";
-            shell.copy(&tree.path.join("include").join(header), &shim.join(header))?;
-            let programs: Vec<&str> = self.tests().map(|(name, _)| name).collect();
-            let flags = format!("-DTEST_ASSERT_EQ=ASSERT_EQ -I{}", shim.display());
-            tests = tests
-                .arg(format!("TEST_GEN_PROGS_aarch64={}", programs.join(" ")))
-                .arg(format!("EXTRA_CFLAGS={flags}"));
-        }
-        shell.run(&tests.log(&log))?;
-        shell.remove_dir(&headers)?;
-        shell.remove_dir(&directory)?;
-        shell.rename(&partial, &directory)?;
-        Ok(directory)
+/// Builds all tests of a tree that can be built into `output`.
+fn compile(
+    shell: Shell,
+    toolchain: &Toolchain,
+    tree: &Path,
+    output: &Path,
+) -> Result<(), CommandError> {
+    let log = output.join("build.log");
+    let headers = output.join("headers");
+    let shim = output.join("shim");
+    // By default, tests write generated headers to the tree.
+    let generated = output.join("generated");
+    for directory in [&headers, &shim.join("linux"), &generated.join("tools")] {
+        shell.create_dir(directory)?;
     }
+    let install = toolchain
+        .make("installing the kernel headers", tree)
+        .arg(format!("O={}", headers.display()))
+        .arg("headers")
+        .log(&log);
+    shell.run(&install)?;
+    let source = tree.join("tools/testing/selftests/kvm");
+    // Backports in 6.1.y use TEST_ASSERT_EQ, which is ASSERT_EQ in 6.1, and a header of the kernel
+    // that the tools lack.
+    let mut flags = format!("-I{}", shim.display());
+    let utilities = fs::read_to_string(source.join("include/test_util.h")).unwrap_or_default();
+    if utilities.contains("ASSERT_EQ") && !utilities.contains("TEST_ASSERT_EQ") {
+        flags.push_str(" -DTEST_ASSERT_EQ=ASSERT_EQ");
+    }
+    let header = "linux/bitfield.h";
+    if tree.join("include").join(header).is_file()
+        && !tree.join("tools/include").join(header).is_file()
+    {
+        shell.copy(&tree.join("include").join(header), &shim.join(header))?;
+    }
+    let tests = tests_command(toolchain, "building the kernel's selftests", &source, output)
+        .arg(format!("abs_objdir={}", generated.display()))
+        .arg(format!("KHDR_INCLUDES=-isystem {}", headers.join("usr/include").display()))
+        .arg("LDFLAGS=-static")
+        .arg(format!("EXTRA_CFLAGS={flags}"))
+        .arg(format!("-kj{}", parallel_jobs()))
+        .log(&log);
+    let built = shell.run(&tests);
+    shell.remove_dir(&headers)?;
+    built
 }
 
-pub fn suite_for_base(base: Option<LinuxVersion>) -> &'static SelftestSuite {
-    [&LINUX_6_12, &LINUX_7_3]
-        .into_iter()
-        .find(|suite| Some(suite.version) == base)
-        .unwrap_or(&LINUX_6_1)
+fn tests_command(toolchain: &Toolchain, task: &str, source: &Path, output: &Path) -> Command {
+    toolchain.make(task, source).arg(format!("OUTPUT={}", output.display()))
 }
 
-const COMMON_TESTS: &str = "kvm_page_table_test -m MODE -v 4 -b 16M -s anonymous, \
-    dirty_log_test -m MODE -i 3 -I 10, dirty_log_perf_test -m MODE -v 2 -b 16M -i 2, \
-    demand_paging_test -m MODE -v 2 -b 16M, memslot_perf_test -l 1 -s 100, \
-    access_tracking_perf_test -m MODE -v 2 -b 16M, \
-    memslot_modification_stress_test -m MODE -v 2 -b 16M -i 10, set_memory_region_test, \
-    kvm_create_max_vcpus, kvm_binary_stats_test, rseq_test, steal_time";
+/// Returns the programs that the tree's own Makefile builds for arm64, sorted.
+fn listed_programs(toolchain: &Toolchain, source: &Path) -> Result<Vec<String>, LabError> {
+    // The Makefile creates the directories of its output.
+    let output = tempfile::tempdir()?;
+    let text = tests_command(toolchain, "listing the kernel's selftests", source, output.path())
+        .args(["--eval", "granule-list: ; @echo $(TEST_GEN_PROGS)", "granule-list"])
+        .query()?;
+    let mut names: Vec<String> = text
+        .split_ascii_whitespace()
+        .filter_map(|path| Path::new(path).strip_prefix(output.path()).ok())
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    Ok(names)
+}
 
-/// Suite of the page-table test, and of bases without a suite.
-pub const LINUX_6_1: SelftestSuite = SelftestSuite {
-    version: LinuxVersion { major: 6, minor: 1 },
-    guest_mode: "2",
-    additional_tests: "aarch64/aarch32_id_regs, aarch64/arch_timer -n 2 -i 2, \
-          aarch64/debug-exceptions -i 100, aarch64/get-reg-list, aarch64/hypercalls, \
-          aarch64/psci_test, aarch64/vcpu_width_config, aarch64/vgic_init, aarch64/vgic_irq",
-};
+/// Returns the number of the guest mode P48V48_4K in the headers of a tree's tests.
+fn guest_mode_number(source: &Path) -> Result<usize, LabError> {
+    for name in ["kvm_util.h", "kvm_util_base.h"] {
+        let path = source.join("include").join(name);
+        if path.is_file()
+            && let Some(number) = parse_guest_mode(&String::from_utf8_lossy(&read(&path)?))
+        {
+            return Ok(number);
+        }
+    }
+    Err(LabError::Unusable(format!(
+        "the headers in {} have no VM_MODE_P48V48_4K: the lab cannot run these tests",
+        source.join("include").display()
+    )))
+}
 
-const LINUX_6_12: SelftestSuite = SelftestSuite {
-    version: LinuxVersion { major: 6, minor: 12 },
-    guest_mode: "3",
-    additional_tests: "arch_timer -n 2 -i 2, coalesced_io_test, get-reg-list, guest_print_test, \
-          aarch64/aarch32_id_regs, aarch64/arch_timer_edge_cases -i 1, \
-          aarch64/debug-exceptions -i 100, aarch64/hypercalls, aarch64/no-vgic-v3, \
-          aarch64/page_fault_test, aarch64/psci_test, aarch64/set_id_regs, aarch64/smccc_filter, \
-          aarch64/vcpu_width_config, aarch64/vgic_init, aarch64/vgic_irq, aarch64/vgic_lpi_stress, \
-          aarch64/vpmu_counter_access",
-};
-
-const LINUX_7_3: SelftestSuite = SelftestSuite {
-    version: LinuxVersion { major: 7, minor: 3 },
-    guest_mode: "3",
-    additional_tests: "arch_timer -n 2 -i 2, coalesced_io_test, get-reg-list, guest_memfd_test, \
-          guest_print_test, irqfd_test, mmu_stress_test -m 1 -s 1 -c 2, vm_types_test, \
-          arm64/aarch32_id_regs, arm64/arch_timer_edge_cases -i 1, arm64/at, \
-          arm64/debug-exceptions, arm64/external_aborts, arm64/hello_el2, arm64/hidden_features, \
-          arm64/host_sve, arm64/hypercalls, arm64/idreg-idst, arm64/kvm-uuid, arm64/mmio_sign_ext, \
-          arm64/no-vgic, arm64/page_fault_test, arm64/psci_test, arm64/sea_to_user, \
-          arm64/set_id_regs, arm64/smccc_filter, arm64/stage2_block_transitions, \
-          arm64/vcpu_width_config, arm64/vgic_init, arm64/vgic_irq, arm64/vgic_its_save, \
-          arm64/vgic_lpi_stress, arm64/vgic_v5, arm64/vpmu_counter_access",
-};
+fn parse_guest_mode(header: &str) -> Option<usize> {
+    let (_, list) = header.split_once("enum vm_guest_mode {")?;
+    let (list, _) = list.split_once('}')?;
+    let names = list.lines().map(str::trim).filter(|line| line.starts_with("VM_MODE_"));
+    names.into_iter().position(|name| name.starts_with("VM_MODE_P48V48_4K,"))
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn given_arguments_replace_those_of_the_list() {
-        let named = ["rseq_test", "kvm_page_table_test", "dirty_log_test -m 2 -i 9"];
+    fn suite() -> SelftestSuite {
+        let programs = ["aarch64/arch_timer", "dirty_log_test", "rseq_test"].map(str::to_owned);
+        let list = TestList { guest_mode: 3, programs: programs.into(), failed: Vec::new() };
+        SelftestSuite { directory: "/x".into(), list }
+    }
 
-        let all = LINUX_6_1.invocations(&[]).unwrap();
-        let some = LINUX_6_1.invocations(&named.map(str::to_owned)).unwrap();
-
-        assert_eq!(all.len(), 21);
-        assert!(some[0].1.is_empty());
-        assert_eq!(some[1].1.join(" "), "-m 2 -v 4 -b 16M -s anonymous");
-        assert_eq!(some[2].0, Path::new("dirty_log_test"));
-        assert_eq!(some[2].1, ["-m", "2", "-i", "9"]);
+    fn line((program, arguments): &Invocation) -> String {
+        format!("{} {}", program.display(), arguments.join(" "))
     }
 
     #[test]
-    fn a_new_base_has_its_own_tests() {
-        let error = suite_for_base(None).invocations(&["arm64/at".to_owned()]);
+    fn given_arguments_replace_those_of_the_table() {
+        let named = ["rseq_test", "dirty_log_test", "dirty_log_test -m 2 -i 9"];
 
-        assert!(suite_for_base("7.3".parse().ok()).tests().any(|(name, _)| name == "arm64/at"));
-        let error = error.unwrap_err().to_string();
-        assert!(error.contains("Linux 6.1; expected one of: kvm_page"), "{error}");
+        let all = suite().invocations(&[]).unwrap();
+        let some = suite().invocations(&named.map(str::to_owned)).unwrap();
+
+        assert_eq!(line(&all[0]), "/x/aarch64/arch_timer -n 2 -i 2");
+        assert_eq!(all.len(), 3);
+        let some: Vec<String> = some.iter().map(line).collect();
+        assert_eq!(
+            some,
+            ["/x/rseq_test ", "/x/dirty_log_test -m 3 -i 3 -I 10", "/x/dirty_log_test -m 2 -i 9"]
+        );
+    }
+
+    #[test]
+    fn an_unknown_test_is_refused_with_the_list() {
+        let error = suite().invocations(&["arm64/at".to_owned()]).unwrap_err().to_string();
+
+        assert!(error.contains("'arm64/at'; expected one of: aarch64/arch_timer"), "{error}");
+    }
+
+    #[test]
+    fn the_number_of_the_guest_mode_is_its_place_in_the_header() {
+        let modes = |between: &str| {
+            format!(
+                "enum vm_guest_mode {{\n\tVM_MODE_P52V48_4K,\n{between}\tVM_MODE_P52V48_64K,\n\
+                     \n\tVM_MODE_P48V48_4K,\n\tNUM_VM_MODES,\n}};\n"
+            )
+        };
+
+        assert_eq!(parse_guest_mode(&modes("")), Some(2));
+        assert_eq!(parse_guest_mode(&modes("\tVM_MODE_P52V48_16K, /* LPA2 */\n")), Some(3));
+        assert_eq!(parse_guest_mode("enum vm_guest_mode;\n"), None);
     }
 }

@@ -33,7 +33,7 @@ pub fn jobs(common: &CommonOptions) -> Vec<PlannedJob> {
         // A test parses each line.
         let Workload { matrix } = Workload::parse_from(line.split_ascii_whitespace());
         let options = Options::page_table_test(common.clone(), matrix, ReportOptions::default());
-        matrix::jobs(&options, &[])
+        matrix::jobs(&options, common.kernels.build.page_size, &[])
     };
     JOBS.iter().copied().flat_map(job).collect()
 }

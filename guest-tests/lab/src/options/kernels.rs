@@ -40,7 +40,7 @@ pub struct KernelOptions {
     pub(crate) first: Option<usize>,
     /// Run this kernel image instead of building one; repeat the option to compare two
     #[arg(long = "image", value_name = "IMAGE",
-          conflicts_with_all = ["source", "git", "series", "patches", "each", "variants"])]
+          conflicts_with_all = ["source", "git", "series", "patches", "each", "variants", "page_size"])]
     pub(crate) images: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) build: BuildOptions,
@@ -82,7 +82,7 @@ pub struct BuildOptions {
     /// Variable of make for all kernels, such as LLVM=1 or KCFLAGS=-fno-inline
     #[arg(long = "make", value_name = "VARIABLE=VALUE")]
     pub(crate) variables: Vec<MakeVariable>,
-    /// Base page size of the host
+    /// Base page size of the host kernel
     #[arg(long, value_enum, default_value_t)]
     pub(crate) page_size: PageSize,
     /// Build with all debug checkers; any kernel splat is a failure

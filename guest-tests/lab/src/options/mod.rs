@@ -22,9 +22,11 @@ pub use self::{
     execution::{ExecutionOptions, ExecutorKind},
     host::HostOptions,
     kernels::{BuildOptions, KernelOptions, SourceOptions},
-    workload::{GuestMatrix, Matrix, SelftestOptions, TestProgram, Workload},
+    workload::{
+        GuestMatrix, Matrix, ProgramMatrix, ProgramOptions, SelftestOptions, TestProgram, Workload,
+    },
 };
-pub(crate) use workload::{GUEST_BACKINGS, HUGETLB_2M, TEST_BACKINGS};
+pub(crate) use workload::ProgramPlace;
 
 /// A run: kernels, the jobs on each, and what becomes of the results.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -47,12 +49,26 @@ impl Options {
     /// Returns a run of a tiny matrix, in which no regression is a failure.
     pub fn smoke(common: CommonOptions) -> Self {
         let report = ReportOptions { fail_on: FailOn::Never, ..ReportOptions::default() };
-        Self::page_table_test(common, Matrix::smoke(), report)
+        let page_size = common.kernels.build.page_size;
+        Self::page_table_test(common, Matrix::smoke(page_size), report)
     }
 
     /// Returns boots of a Linux guest.
     pub fn guest(common: CommonOptions, matrix: GuestMatrix) -> Self {
         Self { common, workload: Workload::Guest(matrix), report: ReportOptions::default() }
+    }
+
+    /// Returns runs of a user's program with these arguments.
+    ///
+    /// # Errors
+    /// The emulated host cannot execute the program.
+    pub fn program(
+        common: CommonOptions,
+        program: ProgramOptions,
+        arguments: Vec<String>,
+        report: ReportOptions,
+    ) -> Result<Self, LabError> {
+        Ok(Self { common, workload: Workload::Program(program.open(arguments)?), report })
     }
 
     /// Returns a run of the kernel's KVM selftests.

@@ -12,6 +12,11 @@ use granule_types::{
 use serde::{Deserialize, Serialize};
 
 use super::cpu_count_parser;
+use crate::{
+    LabError,
+    host::program::{Program, check_static_arm64},
+    values::PageSize,
+};
 
 /// Jobs on each kernel.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -22,12 +27,27 @@ pub enum Workload {
     Guest(GuestMatrix),
     /// The kernel's KVM selftests.
     Selftests(SelftestOptions),
+    /// A user's program.
+    Program(ProgramMatrix),
 }
 
 impl Workload {
     /// Reports whether the results are records, which can be compared.
     pub(crate) const fn has_records(&self) -> bool {
-        matches!(self, Self::PageTableTest(_))
+        matches!(self, Self::PageTableTest(_) | Self::Program(_))
+    }
+
+    /// Refuses a backing that a host with this page size lacks, and a program that it cannot run.
+    pub(crate) fn check(&self, page_size: PageSize) -> Result<(), LabError> {
+        match self {
+            Self::PageTableTest(matrix) => {
+                matrix.test_binary.as_deref().map_or(Ok(()), check_static_arm64)?;
+                matrix.load.check(page_size)
+            }
+            Self::Program(matrix) => matrix.load.check(page_size),
+            Self::Guest(matrix) => matrix.load.check(page_size),
+            Self::Selftests(_) => Ok(()),
+        }
     }
 }
 
@@ -49,6 +69,9 @@ pub struct Matrix {
     /// Program to run in the emulated host
     #[arg(long, value_enum, default_value_t)]
     pub(crate) test: TestProgram,
+    /// Run this static arm64 kvm_page_table_test, of any version, in the emulated host
+    #[arg(long, value_name = "FILE", conflicts_with = "test")]
+    pub(crate) test_binary: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) load: Load,
     /// Guest mode, by name (P48V48_4K) or by its number in the tests of Linux 6.1 (2)
@@ -71,12 +94,20 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Returns the matrix of `granule lab smoke`: 4 vCPUs, 16M, 4K pages and hugetlb 2M, one seed.
-    pub(crate) fn smoke() -> Self {
+    /// Reports whether the program is a `kvm_page_table_test`.
+    pub(crate) fn runs_kernel_test(&self) -> bool {
+        self.test == TestProgram::KernelPageTableTest || self.test_binary.is_some()
+    }
+
+    /// Returns the matrix of `granule lab smoke`: 4 vCPUs, 16M, base pages and hugetlb pages of a
+    /// block, one seed.
+    pub(crate) fn smoke(page_size: PageSize) -> Self {
+        let block = Backing::AnonymousHugetlb(Some(page_size.huge_page()));
         Self {
             test: TestProgram::Bench,
+            test_binary: None,
             load: Load {
-                backing: vec![Backing::Anonymous, HUGETLB_2M],
+                backing: vec![Backing::Anonymous, block],
                 vcpus: vec![4],
                 size: Some(Bytes::mib(16)),
                 seeds: Some(1),
@@ -105,6 +136,58 @@ pub struct GuestMatrix {
     pub(crate) run_arg: Vec<String>,
 }
 
+/// Options of `granule lab workload`.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Workload")]
+pub struct ProgramOptions {
+    /// Static arm64 program, or a directory with a program `run` and its data
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+    /// Machine that runs the program
+    #[arg(long = "in", value_enum, default_value_t)]
+    place: ProgramPlace,
+    #[command(flatten)]
+    load: Load,
+    /// Additional argument of `granule run`
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    run_arg: Vec<String>,
+}
+
+impl ProgramOptions {
+    /// Opens the program, which runs with these arguments.
+    pub(super) fn open(self, arguments: Vec<String>) -> Result<ProgramMatrix, LabError> {
+        let Self { path, place, load, run_arg } = self;
+        if place == ProgramPlace::Host
+            && (!load.backing.is_empty() || load.size.is_some() || !run_arg.is_empty())
+        {
+            return Err(LabError::Unusable(
+                "-s, -b and --run-arg configure a guest: they require --in guest".to_owned(),
+            ));
+        }
+        Ok(ProgramMatrix { program: Program::open(&path)?, place, load, run_arg, arguments })
+    }
+}
+
+/// Machine that runs a user's program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum ProgramPlace {
+    /// The emulated host; -v sets its CPUs
+    #[default]
+    Host,
+    /// A Linux guest that `granule run` boots in the host, with the host's kernel
+    Guest,
+}
+
+/// Runs of a user's program.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ProgramMatrix {
+    pub(crate) program: Program,
+    pub(crate) place: ProgramPlace,
+    pub(crate) load: Load,
+    pub(crate) run_arg: Vec<String>,
+    pub(crate) arguments: Vec<String>,
+}
+
 /// Selection of the kernel's KVM selftests.
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Workload")]
@@ -116,41 +199,26 @@ pub struct SelftestOptions {
 
 /// Schedules of a job, if none are set.
 const DEFAULT_SEEDS: u64 = 3;
-pub(crate) const HUGETLB_2M: Backing = Backing::AnonymousHugetlb(Some(Bytes::mib(2)));
-const HUGETLB_1G: Backing = Backing::AnonymousHugetlb(Some(Bytes::gib(1)));
 
 /// Backings, vCPU counts and sizes of guest memory, and schedules.
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 pub struct Load {
-    /// Backing of the memory [default: 4K, THP, hugetlb 2M and hugetlb 1G; for guests also shmem
-    /// and shared hugetlb]
+    /// Backing of the memory [default: base pages, THP, hugetlb 2M (32M with base pages of 16K, 512M
+    /// with 64K) and hugetlb 1G (not with 64K); for guests also shmem and shared hugetlb]
     #[arg(short = 's', long, value_name = "BACKING")]
     backing: Vec<Backing>,
     /// Number of vCPUs
     #[arg(short = 'v', long, value_name = "N", default_values_t = [4],
           value_parser = cpu_count_parser())]
     vcpus: Vec<u32>,
-    /// Size of the memory [default: 64M for the test, 128M for a guest, or one page if pages are
-    /// larger]
+    /// Size of the memory, rounded up to the backing's pages [default: 64M for the test, 128M for a
+    /// guest]
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse_nonzero_size)]
     pub(crate) size: Option<Bytes>,
     /// Boots of each job, each with another schedule [default: 3]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     seeds: Option<u64>,
 }
-
-/// Backings of the page-table test, if none is set.
-pub(crate) const TEST_BACKINGS: &[Backing] =
-    &[Backing::Anonymous, Backing::AnonymousThp, HUGETLB_2M, HUGETLB_1G];
-/// Backings of guests, if none is set.
-pub(crate) const GUEST_BACKINGS: &[Backing] = &[
-    Backing::Anonymous,
-    Backing::AnonymousThp,
-    HUGETLB_2M,
-    HUGETLB_1G,
-    Backing::Shmem,
-    Backing::SharedHugetlb,
-];
 
 impl Load {
     /// Returns this load; unset backing and number of schedules have one value.
@@ -159,15 +227,30 @@ impl Load {
         Self { backing, seeds: self.seeds.or(Some(1)), ..self }
     }
 
+    /// Refuses a backing that a host with this page size lacks.
+    fn check(&self, page_size: PageSize) -> Result<(), LabError> {
+        let Some(missing) = self.backing.iter().find(|backing| !page_size.has(**backing)) else {
+            return Ok(());
+        };
+        Err(LabError::Unusable(format!(
+            "a host with base pages of {} has no pages for -s {missing}; expected one of: {}",
+            page_size.base(),
+            page_size.backing_names()
+        )))
+    }
+
     /// Returns a value for each combination of backing, vCPU count and seed, in this order.
     pub(crate) fn combinations<T>(
         &self,
-        default_backings: &[Backing],
+        default_backings: Vec<Backing>,
         value: impl Fn(Backing, u32, u64) -> T,
     ) -> Vec<T> {
-        let backings = if self.backing.is_empty() { default_backings } else { &self.backing };
+        let backings = match self.backing.as_slice() {
+            [] => default_backings,
+            backings => backings.to_vec(),
+        };
         let mut values = Vec::new();
-        for &backing in backings {
+        for backing in backings {
             for &vcpus in &self.vcpus {
                 values.extend(
                     (0..self.seeds.unwrap_or(DEFAULT_SEEDS))

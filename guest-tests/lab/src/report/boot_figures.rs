@@ -180,7 +180,7 @@ pub mod tests {
 
     /// Returns the figures of a boot with `faults` read faults.
     pub fn sample(faults: u64) -> BootFigures {
-        const TIME: &str = r#""time":{"elapsed":1,"starved":0}"#;
+        const TIME: &str = r#""time":{"elapsed":1,"work":1,"starved":0}"#;
         let statistics = format!(
             r#"{{"schema":"granule.run/1","ended":"off","marks":[[1,336209056],[2,900000000]],"phases":[
             {{"name":"start","ns":30106304,"faults":{{"by.read":0,"translation.level3":0}},"resident":[]}},

@@ -197,11 +197,12 @@ mod tests {
         jobs::matrix::{self, tests::options},
         kernel::Kernel,
         report::boot_figures::tests::sample,
+        values::PageSize,
     };
 
     /// Returns text, status and HTML of a report on two guests and two kernels, with a failed boot.
     fn report_with_failure() -> (String, RunStatus, String) {
-        let jobs = &matrix::jobs(&options("guest -s 4k -s 2m -v 1 --seeds 1"), &[]);
+        let jobs = &matrix::jobs(&options("guest -s 4k -s 2m -v 1 --seeds 1"), PageSize::Kib4, &[]);
         let kernels =
             ["base", "series"].map(|name| Kernel::placeholder(name.to_owned(), "Image".into()));
         let run = RunInfo { kernels: &kernels, jobs, emulator: "QEMU 7.2" };

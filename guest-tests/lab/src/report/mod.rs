@@ -67,7 +67,7 @@ pub fn publish_results(
             progress.finish();
             guest_boot_report::report(run_directory, run, results)
         }
-        Workload::PageTableTest(_) => {
+        Workload::PageTableTest(_) | Workload::Program(_) => {
             let failed = run_directory.write_records(kernels, jobs, results, progress)?;
             progress.finish();
             match comparison::compare(options, run_directory, kernels)? {

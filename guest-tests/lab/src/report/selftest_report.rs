@@ -199,6 +199,8 @@ mod tests {
     use crate::{
         jobs::matrix::{self, tests::options},
         kernel::Kernel,
+        options::{Options, SelftestOptions, Workload},
+        values::PageSize,
     };
     use granule_report::render::browser::check_page;
     use granule_types::record::Series;
@@ -227,8 +229,12 @@ mod tests {
     /// Returns the report of four tests on two kernels, with a differing verdict if `differing`.
     fn sample(differing: bool) -> String {
         let tests = ["a_test", "b_test", "c_test", "d_test"];
+        let selftests = Options {
+            workload: Workload::Selftests(SelftestOptions { tests: Vec::new() }),
+            ..options("lab")
+        };
         let jobs =
-            tests.map(|name| matrix::selftest(&options("lab").common.host, name.as_ref(), &[]));
+            matrix::jobs(&selftests, PageSize::Kib4, &tests.map(|name| (name.into(), Vec::new())));
         let kernel = |name: &str, patches: u32| Kernel {
             series: Some(vec![Series { name: name.to_owned(), patches }]),
             ..Kernel::placeholder(name.to_owned(), "Image".into())

@@ -45,7 +45,8 @@ impl Tasks {
             | Phase::Unmap
             | Phase::Round
             | Phase::Stop
-            | Phase::WholeRun => self.idle_task(),
+            | Phase::WholeRun
+            | Phase::Step => self.idle_task(),
         }
     }
 
