@@ -70,6 +70,7 @@ fn records_name_the_options_that_affect_results() {
             "--guest-map pages --ipa-bits 40 --pin 0-1",
             &[("guest-map", "pages"), ("ipa-bits", "40"), ("pin", "0,1")],
         ),
+        ("--events fault-types", &[("events", "fault-types")]),
         ("--log-untouched --phases update,rebuild", &[("log-untouched", "yes")]),
         ("--migrate 4 --round-ms 20", &[("migrate", "4"), ("round-ms", "20")]),
     ] {

@@ -91,7 +91,8 @@ pub fn ledger(options: &LedgerOptions) -> Result<RunStatus, LabError> {
     let mut session = Session::new(options)?;
     let mut shown: Vec<Line> = Vec::new();
     for request in &requests {
-        let Some(line) = session.line(request, &file)? else { continue };
+        let line = session.line(request, &file)?;
+        let Some(line) = line.filter(|_| !options.output.dry_run) else { continue };
         print(&summary(&line))?;
         file.append(line.clone())?;
         shown.retain(|known| known.key != line.key);

@@ -10,6 +10,7 @@ use std::{
 };
 
 use granule_report::render::page::{self, escape_html};
+use granule_types::units::pluralize;
 
 use super::{
     chart::chart,
@@ -172,8 +173,15 @@ fn remarks(lines: &[&Line]) -> Vec<String> {
     let several = setups.len() > 1;
     for (line, labels) in setups {
         let key = &line.key;
-        // The hosts of a matrix differ in the number of CPUs and in memory.
-        let machine = key.machines.first().map_or("", String::as_str);
+        let mut machines: Vec<&str> = key.machines.iter().map(String::as_str).collect();
+        machines.dedup();
+        let machine = match machines.as_slice() {
+            [] => String::new(),
+            [machine] => (*machine).to_owned(),
+            [machine, rest @ ..] => {
+                format!("{machine} (and {} of other sizes)", pluralize(rest.len(), "host"))
+            }
+        };
         let of = if several { format!("Setup of {}", labels.join(", ")) } else { "Setup".into() };
         remarks.push(format!(
             "{of}: matrix {}; {}; configuration {}; {} {machine}; Granule {}, programs {}.",
