@@ -71,7 +71,7 @@ pub use self::{
 use self::{
     command::CommandError,
     jobs::{JobQueue, execute::Executor, matrix, run_directory::RunDirectory},
-    kernel::{Kernel, Preparation, planned, revisions::pinned as pinned_revisions},
+    kernel::{Preparation, planned, revisions::pinned as pinned_revisions},
     options::{ExecutorKind, Paths, RunPath},
     plan::Plan,
     progress::Progress,
@@ -152,12 +152,13 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
         None => Shell::new(output.dry_run),
     };
     let paths = Paths::new(&options.common)?;
-    if options.common.kernels.images.is_empty() {
-        options.workload.check(options.common.kernels.build.page_size)?;
-    }
     let executor_kind = execution.executor.or(resumed.as_ref().map(|plan| plan.executor));
     let executor_kind = executor_kind.unwrap_or_default();
     check_execution(shell, executor_kind, execution)?;
+    let kernels = &options.common.kernels;
+    if kernels.images.is_empty() {
+        options.workload.check(kernels.build.page_size)?;
+    }
     if let (RunPath::Given(path), None) = (&paths.out, &resumed) {
         RunDirectory::check_unused(shell, path)?;
     }
@@ -168,13 +169,14 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
         return print_commands(options, &paths, &preparation, &executor, &progress);
     }
     let planned = preparation.planned()?;
+    options.workload.check(planned::common_page_size(&planned)?)?;
     if let Some(plan) = &resumed {
         plan.check_kernels(&planned)?;
     }
     let mut pinned = options.clone().with_paths(&paths);
     pinned.common.kernels.revisions = pinned_revisions(&options.common.kernels)?;
     let new_plan = |directory: &Path, file: &Path| {
-        let kernels = (planned.clone(), preparation.tests.clone(), preparation.page_size);
+        let kernels = (planned.clone(), preparation.tests.clone());
         Plan::new(pinned.clone(), executor_kind, (directory, file), &executor, kernels)
     };
     if let Some(target) = &execution.plan {
@@ -250,9 +252,6 @@ fn run_locally(
     let kernels = preparation.build_all(progress)?;
     let _in_use = planned::mark_in_use(&kernels, preparation.cache())?;
     drop(preparation);
-    for remark in kernels.iter().filter_map(Kernel::remark) {
-        progress.print_note(&remark);
-    }
     run_directory.add_kernels(shell, &kernels)?;
     let jobs = plan.jobs();
     let queue = JobQueue {
@@ -276,12 +275,14 @@ fn print_commands(
     progress: &Progress,
 ) -> Result<RunStatus, LabError> {
     let shell = Shell::new(true);
+    let page_size = planned::common_page_size(&preparation.planned()?)?;
+    options.workload.check(page_size)?;
     let kernels = preparation.build_all(progress)?;
     let run_directory = RunDirectory::create(shell, &paths.out)?;
     run_directory.add_kernels(shell, &kernels)?;
     let (run_directory, emulator_count) = (&run_directory, 1);
     let queue = JobQueue { executor, shell, progress, run_directory, emulator_count };
-    queue.run(&kernels, &matrix::jobs(options, preparation.page_size, &preparation.tests));
+    queue.run(&kernels, &matrix::jobs(options, page_size, &preparation.tests));
     if options.workload.has_records() {
         comparison::print_commands(run_directory, &kernels)?;
     }

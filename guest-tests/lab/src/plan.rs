@@ -30,7 +30,6 @@ use crate::{
     options::{ExecutorKind, Options, Paths},
     report::print,
     shell::{Shell, partial_path},
-    values::PageSize,
 };
 
 const SCHEMA: &str = "granule.lab-plan/1";
@@ -51,8 +50,6 @@ pub struct Plan {
     pub kernels: Vec<PlannedKernel>,
     /// Programs to run from the kernel tree.
     pub tests: Vec<Invocation>,
-    /// Base page size of all kernels.
-    pub page_size: PageSize,
     pub steps: Vec<PlannedStep>,
     pub options: Options,
 }
@@ -93,7 +90,7 @@ impl Plan {
         kind: ExecutorKind,
         (directory, file): (&Path, &Path),
         executor: &Executor,
-        (kernels, tests, page_size): (Vec<PlannedKernel>, Vec<Invocation>, PageSize),
+        (kernels, tests): (Vec<PlannedKernel>, Vec<Invocation>),
     ) -> Result<Self, LabError> {
         let mut plan = Self {
             schema: SCHEMA.to_owned(),
@@ -104,7 +101,6 @@ impl Plan {
             executor: kind,
             kernels,
             tests,
-            page_size,
             steps: Vec::new(),
             options,
         };
@@ -158,7 +154,8 @@ impl Plan {
 
     /// Returns the jobs of each kernel.
     pub fn jobs(&self) -> Vec<PlannedJob> {
-        matrix::jobs(&self.options, self.page_size, &self.tests)
+        let page_size = self.kernels.first().map(|kernel| kernel.page_size).unwrap_or_default();
+        matrix::jobs(&self.options, page_size, &self.tests)
     }
 
     /// Returns all jobs in the order in which they start.
@@ -340,7 +337,6 @@ mod tests {
             executor: ExecutorKind::Local,
             kernels: Vec::new(),
             tests: Vec::new(),
-            page_size: PageSize::default(),
             steps: Vec::new(),
             options: options.clone(),
         };

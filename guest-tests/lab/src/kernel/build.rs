@@ -28,7 +28,7 @@ use crate::{
     },
     options::{BuildOptions, Paths},
     shell::{self, Shell, partial_path, sha256},
-    values::BuildSetting,
+    values::{BuildSetting, PageSize},
 };
 
 #[derive(Debug)]
@@ -47,6 +47,8 @@ pub struct Build<'a> {
     pub recipe: &'a Recipe,
     toolchain: Toolchain,
     pub fragment: String,
+    /// Base page size that the fragments set.
+    pub page_size: PageSize,
     /// Hash of configuration fragments and variables of `make`.
     settings: String,
     objects: PathBuf,
@@ -116,7 +118,8 @@ impl<'a> KernelBuilder<'a> {
         let objects = self.cache.join("objects").join(key(&format!("{source} {version}")));
         let directory = self.cache.join("kernels").join(key(&recipe.tree.to_string()));
         let settings = sha256(settings.as_bytes())[..16].to_owned();
-        Ok(Build { recipe, toolchain, fragment, settings, objects, directory })
+        let page_size = page_size(&fragment);
+        Ok(Build { recipe, toolchain, fragment, page_size, settings, objects, directory })
     }
 
     /// Builds a kernel, unless it is cached. Returns the kernel and the configuration symbols that
@@ -135,7 +138,7 @@ impl<'a> KernelBuilder<'a> {
         let image = build.directory.join("Image");
         if self.shell.is_dry_run() && !image.is_file() {
             let mut planned = Kernel::placeholder(recipe.name.clone(), image);
-            planned.page_size = self.options.page_size;
+            planned.page_size = build.page_size;
             planned.describe(recipe, &build.toolchain);
             return Ok((planned, Vec::new()));
         }
@@ -146,7 +149,7 @@ impl<'a> KernelBuilder<'a> {
             .iter()
             .map(|(symbol, _)| symbol.as_str())
             .filter(|symbol| {
-                REQUIRED_SYMBOLS.contains(symbol) || *symbol == self.options.page_size.symbol()
+                REQUIRED_SYMBOLS.contains(symbol) || *symbol == build.page_size.symbol()
             })
             .collect();
         if !required.is_empty() {
@@ -257,6 +260,13 @@ fn mismatches(fragment: &str, config: &str) -> Vec<ConfigMismatch> {
     requested.into_iter().filter_map(mismatch).collect()
 }
 
+/// Returns the base page size of a fragment, whose later lines take precedence.
+fn page_size(fragment: &str) -> PageSize {
+    let symbols = parse_config(fragment);
+    let is_set = |size: &PageSize| symbols.get(size.symbol()) == Some(&"y");
+    [PageSize::Kib16, PageSize::Kib64].into_iter().find(is_set).unwrap_or_default()
+}
+
 /// Parses `CONFIG_X=value`, and `# CONFIG_X is not set` as `n`.
 fn parse_config(text: &str) -> BTreeMap<&str, &str> {
     text.lines()
@@ -271,6 +281,16 @@ fn parse_config(text: &str) -> BTreeMap<&str, &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_page_size_is_that_of_the_last_fragment() {
+        let lab = PageSize::Kib4.fragment();
+
+        for size in [PageSize::Kib4, PageSize::Kib16, PageSize::Kib64] {
+            assert_eq!(page_size(&format!("{lab}\n{}\n", size.fragment())), size);
+        }
+        assert_eq!(page_size(&format!("{lab}\nCONFIG_ARM64_64K_PAGES=y\n")), PageSize::Kib64);
+    }
 
     #[test]
     fn symbols_that_differ_from_the_fragments_are_found() {

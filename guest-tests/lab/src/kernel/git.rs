@@ -209,7 +209,7 @@ impl Repository {
         self.shell.run(&read.directory(&self.work_tree))?;
         let clean = command().args(["clean", "-ffdxq"]).directory(&self.work_tree);
         self.shell.run(&clean)?;
-        Ok(Checkout { tree: tree.clone(), path: self.work_tree.clone() })
+        Ok(Checkout { path: self.work_tree.clone() })
     }
 
     /// Reports whether a tree has a file or directory of this path.
@@ -230,7 +230,6 @@ impl Repository {
 /// Files of a Git tree in a work tree.
 #[derive(Debug, Clone)]
 pub struct Checkout {
-    pub tree: TreeId,
     pub path: PathBuf,
 }
 

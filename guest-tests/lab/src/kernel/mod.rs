@@ -43,7 +43,7 @@ use crate::{
     options::{KernelOptions, Matrix, Options, Paths, SourceOptions, TestProgram, Workload},
     progress::Progress,
     shell::{self, Shell, absolute},
-    values::{LinuxVersion, PageSize},
+    values::LinuxVersion,
 };
 
 pub use image::Kernel;
@@ -79,8 +79,6 @@ pub struct Preparation<'a> {
     kernels: &'a KernelOptions,
     origin: Origin,
     pub tests: Vec<Invocation>,
-    /// Base page size of all kernels.
-    pub page_size: PageSize,
     _lock: Option<File>,
 }
 
@@ -106,16 +104,17 @@ impl<'a> Preparation<'a> {
         };
         let uses_cache = kernels.images.is_empty() || has_tests;
         let lock = if uses_cache { lock_cache(shell, &paths.cache)? } else { None };
-        let (origin, page_size) = if kernels.images.is_empty() {
+        let origin = if kernels.images.is_empty() {
             progress.start_stage("source of the kernels");
-            let book = RecipeBook::new(shell, paths, kernels)?;
-            progress.print_note(&book.summary());
-            (Origin::Recipes(book), kernels.build.page_size)
+            let recipes = RecipeBook::new(shell, paths, kernels)?;
+            progress.print_note(&recipes.summary());
+            Origin::Recipes(recipes)
         } else {
             let images = open_images(&kernels.images)?;
-            let page_size = common_page_size(&images)?;
-            options.workload.check(page_size)?;
-            (Origin::Images(images), page_size)
+            for remark in images.iter().filter_map(Kernel::remark) {
+                progress.print_note(&remark);
+            }
+            Origin::Images(images)
         };
         let book = match &origin {
             Origin::Recipes(book) => Some(book),
@@ -125,7 +124,7 @@ impl<'a> Preparation<'a> {
             true => build_tests(shell, options, &paths.cache, book, progress)?,
             false => given_test(&options.workload)?,
         };
-        Ok(Self { shell, paths, kernels, origin, tests, page_size, _lock: lock })
+        Ok(Self { shell, paths, kernels, origin, tests, _lock: lock })
     }
 
     /// Returns the kernels, which need not be built.
@@ -175,6 +174,9 @@ impl<'a> Preparation<'a> {
         for (_, message) in mismatches.iter().filter(|_| index == 0) {
             progress.print_note(message);
         }
+        if let Some(remark) = kernel.remark() {
+            progress.print_note(&remark);
+        }
         Ok(kernel)
     }
 }
@@ -218,7 +220,7 @@ fn build_tests(
     };
     let version = source.version(tree)?.map_or_else(String::new, |version| version.to_string());
     progress.start_stage(format!("tests of Linux {version} ({})", source.description));
-    let suite = SelftestSuite::build(shell, cache, &source.repository.switch_to(tree)?)?;
+    let suite = SelftestSuite::build(shell, cache, &source.repository, tree)?;
     if let Some(remark) = suite.remark() {
         progress.print_note(&remark);
     }
@@ -229,24 +231,6 @@ fn build_tests(
             Ok(vec![(suite.program(PAGE_TABLE_TEST), mode.into())])
         }
         Workload::Guest(_) | Workload::Program(_) => Ok(Vec::new()),
-    }
-}
-
-/// Returns the base page size of all kernels.
-///
-/// # Errors
-/// The kernels have different page sizes, so no job has the same memory on all.
-pub fn common_page_size(kernels: &[Kernel]) -> Result<PageSize, LabError> {
-    let first = kernels.first().map_or_else(PageSize::default, |kernel| kernel.page_size);
-    match kernels.iter().find(|kernel| kernel.page_size != first) {
-        None => Ok(first),
-        Some(other) => Err(LabError::Unusable(format!(
-            "the kernel '{}' has base pages of {}, '{}' of {}: a comparison requires equal pages",
-            kernels[0].name,
-            first.base(),
-            other.name,
-            other.page_size.base()
-        ))),
     }
 }
 

@@ -15,12 +15,15 @@ use crate::{
     in_use,
     kernel::{build::Build, image::Kernel},
     shell::sha256,
+    values::PageSize,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedKernel {
     pub name: String,
     pub title: Option<String>,
+    /// Base page size.
+    pub page_size: PageSize,
     /// Git tree of the source.
     pub tree: Option<String>,
     pub commit: Option<String>,
@@ -42,6 +45,7 @@ impl PlannedKernel {
         Self {
             name: recipe.name.clone(),
             title: recipe.title.clone(),
+            page_size: build.page_size,
             tree: is_known.then(|| recipe.tree.to_string()),
             commit: recipe.commit.as_ref().map(|commit| commit.hash.clone()),
             series: recipe.series.clone(),
@@ -56,6 +60,7 @@ impl PlannedKernel {
         Self {
             name: kernel.name.clone(),
             title: None,
+            page_size: kernel.page_size,
             tree: None,
             commit: None,
             series: None,
@@ -97,6 +102,24 @@ impl PlannedKernel {
             compiler: self.compiler.clone(),
             ..kernel
         })
+    }
+}
+
+/// Returns the base page size of all kernels.
+///
+/// # Errors
+/// The kernels have different page sizes, so no job has the same memory on all.
+pub fn common_page_size(kernels: &[PlannedKernel]) -> Result<PageSize, LabError> {
+    let mut sizes = kernels.iter().map(|kernel| (&kernel.name, kernel.page_size));
+    let Some((first, size)) = sizes.next() else { return Ok(PageSize::default()) };
+    match sizes.find(|(_, other)| *other != size) {
+        None => Ok(size),
+        Some((other, other_size)) => Err(LabError::Unusable(format!(
+            "the kernel '{first}' has base pages of {}, '{other}' of {}: a comparison requires \
+             equal pages",
+            size.base(),
+            other_size.base()
+        ))),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     LabError,
     command::{Command, CommandError},
     kernel::{
-        git::Checkout,
+        git::{Repository, TreeId},
         toolchain::{Toolchain, parallel_jobs},
     },
     shell::{Shell, partial_path, read, sha256},
@@ -67,19 +67,27 @@ struct TestList {
 pub struct SelftestSuite {
     directory: PathBuf,
     list: TestList,
+    /// Indicates that `list` is the tree's.
+    is_built: bool,
 }
 
 impl SelftestSuite {
     /// Builds the tests of a tree, unless they are in the cache.
-    pub fn build(shell: Shell, cache: &Path, tree: &Checkout) -> Result<Self, LabError> {
+    pub fn build(
+        shell: Shell,
+        cache: &Path,
+        repository: &Repository,
+        tree: &TreeId,
+    ) -> Result<Self, LabError> {
         let toolchain = Toolchain::new(shell, &[])?;
-        let key = sha256(format!("{}\n{}", tree.tree, toolchain.version).as_bytes());
+        let key = sha256(format!("{tree}\n{}", toolchain.version).as_bytes());
         let directory = cache.join("selftests").join(&key[..16]);
         if let Ok(text) = fs::read_to_string(directory.join(LIST_FILE))
             && let Ok(list) = serde_json::from_str(&text)
         {
-            return Ok(Self { directory, list });
+            return Ok(Self { directory, list, is_built: true });
         }
+        let tree = repository.switch_to(tree)?;
         let partial = partial_path(&directory);
         shell.remove_dir(&partial)?;
         let built = compile(shell, &toolchain, &tree.path, &partial);
@@ -88,7 +96,7 @@ impl SelftestSuite {
             // The tree may not exist, so its list is unknown.
             let programs = ARGUMENTS.map(|(name, _)| name.to_owned()).into();
             let list = TestList { guest_mode: 0, programs, failed: Vec::new() };
-            return Ok(Self { directory, list });
+            return Ok(Self { directory, list, is_built: false });
         }
         let source = tree.path.join("tools/testing/selftests/kvm");
         let names = listed_programs(&toolchain, &source)?;
@@ -101,11 +109,18 @@ impl SelftestSuite {
         shell.write(&partial.join(LIST_FILE), serde_json::to_string(&list)?)?;
         shell.remove_dir(&directory)?;
         shell.rename(&partial, &directory)?;
-        Ok(Self { directory, list })
+        Ok(Self { directory, list, is_built: true })
     }
 
-    /// Returns a message about the tests that could not be built.
+    /// Returns a message about the tests that could not be built, or that are not known.
     pub fn remark(&self) -> Option<String> {
+        if !self.is_built {
+            return Some(
+                "the tests of this tree are known after their build: only those with arguments in \
+                 the lab's table are shown"
+                    .to_owned(),
+            );
+        }
         let failed = self.list.failed.join(", ");
         let log = self.directory.join("build.log");
         (!failed.is_empty())
@@ -249,7 +264,7 @@ mod tests {
     fn suite() -> SelftestSuite {
         let programs = ["aarch64/arch_timer", "dirty_log_test", "rseq_test"].map(str::to_owned);
         let list = TestList { guest_mode: 3, programs: programs.into(), failed: Vec::new() };
-        SelftestSuite { directory: "/x".into(), list }
+        SelftestSuite { directory: "/x".into(), list, is_built: true }
     }
 
     fn line((program, arguments): &Invocation) -> String {
