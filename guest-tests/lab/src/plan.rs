@@ -325,7 +325,7 @@ mod tests {
     use crate::jobs::matrix::tests::options;
 
     /// Writes the plan of a run with these options to `directory`.
-    fn write_plan(directory: &Path, line: &str) -> Options {
+    fn write_plan(directory: &Path, line: &str) -> (Options, File) {
         let mut options = options(line);
         options.common.kernels.images = vec!["Image".into()];
         let plan = Plan {
@@ -340,14 +340,15 @@ mod tests {
             steps: Vec::new(),
             options: options.clone(),
         };
-        plan.claim(&RunDirectory::of_path(directory)).unwrap();
-        options
+        let lock = plan.claim(&RunDirectory::of_path(directory)).unwrap();
+        (options, lock)
     }
 
     #[test]
     fn a_run_is_resumed_with_its_options_only() {
         let directory = tempfile::tempdir().unwrap();
-        let of_run = write_plan(directory.path(), "lab -s 2m -v 8 --seeds 2 --costs kunpeng920");
+        let (of_run, _lock) =
+            write_plan(directory.path(), "lab -s 2m -v 8 --seeds 2 --costs kunpeng920");
         let resume = |given: &Options| Plan::resume(directory.path(), given, &options("lab"));
         let mut more_jobs = options("lab");
         more_jobs.common.host.jobs = Some(7);
@@ -382,12 +383,11 @@ mod tests {
     #[test]
     fn two_processes_cannot_execute_one_run() {
         let directory = tempfile::tempdir().unwrap();
-        write_plan(directory.path(), "lab");
-        let plan = Plan::resume(directory.path(), &options("lab"), &options("lab")).unwrap();
-        let run_directory = RunDirectory::of_path(directory.path());
-        let _first = plan.claim(&run_directory).unwrap();
+        let (_, _lock_of_first) = write_plan(directory.path(), "lab");
+        let second = Plan::resume(directory.path(), &options("lab"), &options("lab")).unwrap();
 
-        let second = plan.claim(&run_directory).unwrap_err().to_string();
+        let second =
+            second.claim(&RunDirectory::of_path(directory.path())).unwrap_err().to_string();
 
         assert!(second.contains("another process"), "{second}");
     }
