@@ -10,18 +10,15 @@ use std::{
     fmt,
     fs::{self, File},
     io,
-    os::{fd::AsFd, unix::process::ExitStatusExt},
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
-    process::{self, Child, ExitStatus, Stdio},
+    process::{self, ExitStatus, Stdio},
     time::Duration,
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, poll},
-    process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
-    time::Timespec,
-};
 use thiserror::Error;
+
+use crate::running_program::RunningProgram;
 
 const TAIL_LINES: usize = 20;
 
@@ -162,10 +159,10 @@ impl Command {
         } else {
             command.stdout(Stdio::null());
         }
-        let mut child = command.spawn().map_err(|e| self.start_error(e))?;
+        let mut program = RunningProgram::start(&mut command).map_err(|e| self.start_error(e))?;
         let status = match self.deadline {
-            None => child.wait().map(Some),
-            Some(deadline) => wait_or_terminate(&mut child, deadline),
+            None => program.child().wait().map(Some),
+            Some(deadline) => program.wait_or_terminate(deadline),
         };
         let tail = self.log.as_deref().map(log_tail).unwrap_or_default();
         match status.map_err(|e| self.start_error(e))? {
@@ -243,39 +240,6 @@ impl fmt::Display for Command {
         }
         f.write_str(if self.directory.is_some() { ")" } else { "" })
     }
-}
-
-/// Time between SIGTERM and SIGKILL, in which an emulator writes its counts.
-const SIGTERM_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// Waits until the child exits or the timeout expires; returns whether it exited.
-pub fn wait_for_exit(child: &Child, timeout: Duration) -> io::Result<bool> {
-    let pidfd = pidfd_open(pid(child)?, PidfdFlags::empty())?;
-    let timeout = Timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
-    let mut polled = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
-    Ok(poll(&mut polled, Some(&timeout))? != 0)
-}
-
-/// Waits for the child and returns its status. After the deadline, terminates the child with
-/// SIGTERM or, if it does not exit, SIGKILL, and returns `None`.
-fn wait_or_terminate(child: &mut Child, deadline: Duration) -> io::Result<Option<ExitStatus>> {
-    if wait_for_exit(child, deadline)? {
-        return child.wait().map(Some);
-    }
-    kill_process(pid(child)?, Signal::TERM)?;
-    if !wait_for_exit(child, SIGTERM_TIMEOUT)? {
-        child.kill()?;
-    }
-    child.wait()?;
-    Ok(None)
-}
-
-fn pid(child: &Child) -> io::Result<Pid> {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    pid.ok_or_else(|| io::Error::other("the child has no process ID"))
 }
 
 /// Returns the last lines of a log, indented.

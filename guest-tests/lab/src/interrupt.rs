@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! SIGINT and SIGTERM: prints how to continue the run.
+//! SIGINT and SIGTERM: terminates the programs of the run, and prints how to continue it.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use signal_hook::{
     low_level::emulate_default_handler,
 };
 
-use crate::command::quote;
+use crate::{command::quote, running_program::terminate_all};
 
 static MESSAGE: Mutex<Option<String>> = Mutex::new(None);
 
@@ -25,7 +25,7 @@ pub(crate) fn set_run_directory(path: &Path, remark: &str) {
     *MESSAGE.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
 }
 
-/// Prints a message when a signal ends this process during a run.
+/// Terminates running programs and prints a message when a signal ends this process.
 ///
 /// # Errors
 /// The signals cannot be handled.
@@ -33,6 +33,8 @@ pub fn announce_resume() -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     thread::spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
+        // A terminal signals its whole process group; `kill` and a service manager may not.
+        let _no_start = terminate_all();
         if let Some(message) = &*MESSAGE.lock().unwrap_or_else(PoisonError::into_inner) {
             eprintln!("\nlab: {message}");
         }

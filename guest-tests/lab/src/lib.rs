@@ -27,6 +27,7 @@ mod options;
 mod plan;
 mod progress;
 mod report;
+mod running_program;
 mod shell;
 mod slurm;
 mod steps;

@@ -26,12 +26,12 @@ use rustix::{
 };
 
 use crate::{
-    command::wait_for_exit,
     host::{
         expect, guest_init,
         job::{self, CpuSchedule, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH, TestEnding},
         program,
     },
+    running_program::RunningProgram,
 };
 
 const STDOUT_PATH: &str = "/tmp/stdout";
@@ -213,25 +213,25 @@ fn run_test(job: &Job) -> Result<TestEnding, String> {
         mark::begin_unmarked_program();
     }
     let start = Instant::now();
-    let mut child =
-        command.spawn().context(|| format!("cannot run {program} in the emulated host"))?;
-    let script = log.zip(child.stdout.take()).zip(child.stdin.take());
+    let mut running = RunningProgram::start(&mut command)
+        .context(|| format!("cannot run {program} in the emulated host"))?;
+    let script = log.zip(running.child().stdout.take()).zip(running.child().stdin.take());
     let script = script.map(|((log, output), input)| {
         let exchanges = job.expect.clone();
         thread::spawn(move || expect::run_script(&exchanges, output, log, input))
     });
-    let in_time = wait_for_exit(&child, Duration::from_secs(job.deadline_seconds));
+    let in_time = running.wait_for_exit(Duration::from_secs(job.deadline_seconds));
     let elapsed = start.elapsed();
     if job.has_unmarked_program {
         mark::end_phase();
     }
     if !in_time.context(|| format!("cannot wait for {program}"))? {
-        child.kill().context(|| format!("cannot kill {program}"))?;
+        running.child().kill().context(|| format!("cannot kill {program}"))?;
     }
     if let Some(Err(error)) = script.and_then(|script| script.join().ok()) {
         return Err(error).context(|| format!("cannot read the output of {program}"));
     }
-    test_ending(&mut child, elapsed, job).context(|| format!("cannot wait for {program}"))
+    test_ending(running.child(), elapsed, job).context(|| format!("cannot wait for {program}"))
 }
 
 fn test_ending(child: &mut Child, elapsed: Duration, job: &Job) -> io::Result<TestEnding> {

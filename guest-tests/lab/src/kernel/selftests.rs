@@ -7,7 +7,7 @@
 //! kernel's tree, or of Linux 6.1 for older trees.
 
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
 };
 
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     LabError,
     command::{Command, CommandError},
+    in_use,
     kernel::{
         git::{Repository, TreeId},
         toolchain::{Toolchain, parallel_jobs},
@@ -69,6 +70,8 @@ pub struct SelftestSuite {
     list: TestList,
     /// Indicates that `list` is the tree's.
     is_built: bool,
+    /// Prevents the removal of the suite from the cache; absent in a dry run.
+    _in_use: Option<File>,
 }
 
 impl SelftestSuite {
@@ -85,7 +88,7 @@ impl SelftestSuite {
         if let Ok(text) = fs::read_to_string(directory.join(LIST_FILE))
             && let Ok(list) = serde_json::from_str(&text)
         {
-            return Ok(Self { directory, list, is_built: true });
+            return Self::built(shell, directory, list);
         }
         let tree = repository.switch_to(tree)?;
         let partial = partial_path(&directory);
@@ -96,7 +99,7 @@ impl SelftestSuite {
             // The tree may not exist, so its list is unknown.
             let programs = ARGUMENTS.map(|(name, _)| name.to_owned()).into();
             let list = TestList { guest_mode: 0, programs, failed: Vec::new() };
-            return Ok(Self { directory, list, is_built: false });
+            return Ok(Self { directory, list, is_built: false, _in_use: None });
         }
         let source = tree.path.join("tools/testing/selftests/kvm");
         let names = listed_programs(&toolchain, &source)?;
@@ -109,7 +112,12 @@ impl SelftestSuite {
         shell.write(&partial.join(LIST_FILE), serde_json::to_string(&list)?)?;
         shell.remove_dir(&directory)?;
         shell.rename(&partial, &directory)?;
-        Ok(Self { directory, list, is_built: true })
+        Self::built(shell, directory, list)
+    }
+
+    fn built(shell: Shell, directory: PathBuf, list: TestList) -> Result<Self, LabError> {
+        let in_use = (!shell.is_dry_run()).then(|| in_use::mark(&directory)).transpose()?;
+        Ok(Self { directory, list, is_built: true, _in_use: in_use })
     }
 
     /// Returns a message about the tests that could not be built, or that are not known.
@@ -264,7 +272,7 @@ mod tests {
     fn suite() -> SelftestSuite {
         let programs = ["aarch64/arch_timer", "dirty_log_test", "rseq_test"].map(str::to_owned);
         let list = TestList { guest_mode: 3, programs: programs.into(), failed: Vec::new() };
-        SelftestSuite { directory: "/x".into(), list, is_built: true }
+        SelftestSuite { directory: "/x".into(), list, is_built: true, _in_use: None }
     }
 
     fn line((program, arguments): &Invocation) -> String {
