@@ -1,15 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Builds and measures one kernel, for commands that treat kernels one after the other.
 
+use std::path::Path;
+
 use granule_types::record::Record;
 
 use crate::{
     LabError,
     jobs::{JobQueue, matrix::PlannedJob, run_directory::FailedJob},
     kernel::{Kernel, build::KernelBuilder, lock_cache, recipe::Recipe, sources::Source},
-    options::{BuildOptions, Paths},
+    options::{
+        BuildOptions, CommonOptions, ExecutionOptions, HostOptions, KernelOptions, Locations,
+        OutputOptions, Paths, SourceOptions,
+    },
     shell::Shell,
 };
+
+/// Options of these commands.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SerialOptions {
+    #[command(flatten)]
+    pub build: BuildOptions,
+    #[command(flatten)]
+    pub locations: Locations,
+    #[command(flatten)]
+    pub host: HostOptions,
+    #[command(flatten)]
+    pub output: OutputOptions,
+}
+
+impl SerialOptions {
+    /// Returns the options of a run with kernels of the repository `git`.
+    pub fn common(&self, git: Option<&Path>) -> CommonOptions {
+        let origin = SourceOptions { locations: self.locations.clone(), ..Default::default() };
+        CommonOptions {
+            kernels: KernelOptions {
+                git: git.map(Path::to_owned),
+                build: self.build.clone(),
+                origin,
+                ..KernelOptions::default()
+            },
+            host: self.host.clone(),
+            output: self.output.clone(),
+            execution: ExecutionOptions::default(),
+        }
+    }
+}
 
 /// Results of a kernel.
 #[derive(Debug)]

@@ -38,11 +38,8 @@ use crate::{
         revisions::{Commit, UserTree},
         sources::Source,
     },
-    measure::{self, Measurement},
-    options::{
-        BuildOptions, CommonOptions, ExecutionOptions, HostOptions, KernelOptions, Locations,
-        Matrix, Options, OutputOptions, Paths, ReportOptions, RunPath, SourceOptions,
-    },
+    measure::{self, Measurement, SerialOptions},
+    options::{Matrix, Options, Paths, ReportOptions, RunPath},
     progress::Progress,
     report::print,
     shell::{Shell, absolute, sha256},
@@ -72,13 +69,7 @@ pub struct BisectOptions {
     #[command(flatten)]
     matrix: Matrix,
     #[command(flatten)]
-    build: BuildOptions,
-    #[command(flatten)]
-    locations: Locations,
-    #[command(flatten)]
-    host: HostOptions,
-    #[command(flatten)]
-    output: OutputOptions,
+    serial: SerialOptions,
 }
 
 /// Result of a search.
@@ -143,29 +134,18 @@ struct Bisection<'a> {
 
 impl<'a> Bisection<'a> {
     fn new(options: &'a BisectOptions, good: &Commit) -> Result<Self, LabError> {
-        let origin = SourceOptions { locations: options.locations.clone(), ..Default::default() };
-        let common = CommonOptions {
-            kernels: KernelOptions {
-                git: Some(options.git.clone()),
-                build: options.build.clone(),
-                origin,
-                ..KernelOptions::default()
-            },
-            host: options.host.clone(),
-            output: options.output.clone(),
-            execution: ExecutionOptions::default(),
-        };
-        let shell = Shell::new(options.output.dry_run);
+        let common = options.serial.common(Some(&options.git));
+        let shell = Shell::new(options.serial.output.dry_run);
         let paths = Paths::new(&common)?;
         let executor = Executor::new(shell, &common, &paths)?;
         let mut matrix = options.matrix.clone();
-        let page_size = options.build.page_size;
+        let page_size = options.serial.build.page_size;
         let block = Backing::AnonymousHugetlb(Some(page_size.huge_page()));
         matrix.load = matrix.load.with_one_job(block);
         let run = Options::page_table_test(common, matrix, ReportOptions::default());
         run.workload.check(page_size)?;
         let jobs = matrix::jobs(&run, page_size, &[]);
-        let mut settings = format!("{:?} {:?} {jobs:?}", options.figure, options.build);
+        let mut settings = format!("{:?} {:?} {jobs:?}", options.figure, options.serial.build);
         settings += &format!(" {} {}", executor.emulator_version, good.hash);
         for program in [&paths.init, &paths.plugin] {
             settings += &fs::read(program).map_or_else(|_| String::new(), |file| sha256(&file));
@@ -314,7 +294,7 @@ impl<'a> Bisection<'a> {
 
     fn build(&self, commit: &Commit) -> Result<Kernel, LabError> {
         let recipe = Recipe::of_commit(commit.short_hash().to_owned(), commit.clone());
-        measure::build(self.shell, &self.paths, &self.source, &self.options.build, &recipe)
+        measure::build(self.shell, &self.paths, &self.source, &self.options.serial.build, &recipe)
     }
 
     /// Runs the jobs on a kernel and returns its figure; `None` if a job failed.
@@ -324,7 +304,7 @@ impl<'a> Bisection<'a> {
             shell: self.shell,
             progress: &self.progress,
             run_directory: &self.run_directory,
-            emulator_count: self.options.host.emulator_count(),
+            emulator_count: self.options.serial.host.emulator_count(),
         };
         let measurement = measure::measure(&queue, kernel, &self.jobs)?;
         self.boots += self.jobs.len();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Figures of a page: values of one configuration of a line, and rows of its tables.
 
+use granule_report::render::group_digits;
 use granule_types::{phase::Phase, units::Nanoseconds};
 
 use super::line::{ConfigurationFigures, Line, Outcome, PhaseFigures};
@@ -106,10 +107,10 @@ impl Row<'_> {
             .filter(|before| before.line.key.has_same_setup(&self.line.key))
             .and_then(|before| (figure.value)(before.figures));
         let text = match figure.unit {
-            Unit::Count => group_digits(value),
+            Unit::Count => group_digits(&value.to_string()),
             Unit::Time => {
                 let micros = value.div_ceil(1000);
-                format!("{}.{:03}", group_digits(micros / 1000), micros % 1000)
+                format!("{}.{:03}", group_digits(&(micros / 1000).to_string()), micros % 1000)
             }
         };
         text + &before.map_or_else(String::new, |before| change(before, value))
@@ -133,18 +134,6 @@ fn change(before: u64, after: u64) -> String {
         0 => String::new(),
         before => format!(" ({:+.1}%)", 100.0 * (after as f64 / before as f64 - 1.0)),
     }
-}
-
-fn group_digits(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]

@@ -29,12 +29,7 @@ use self::{
     page::PageFile,
     session::{Request, Session},
 };
-use crate::{
-    LabError, RunStatus,
-    options::{BuildOptions, HostOptions, Locations, OutputOptions},
-    report::print,
-    values::LinuxVersion,
-};
+use crate::{LabError, RunStatus, measure::SerialOptions, report::print, values::LinuxVersion};
 
 /// Options of `granule ledger`.
 #[derive(Debug, Clone, clap::Args)]
@@ -60,13 +55,7 @@ pub struct LedgerOptions {
     #[arg(long, value_name = "PAGE.md|PAGE.html")]
     page: Option<PathBuf>,
     #[command(flatten)]
-    build: BuildOptions,
-    #[command(flatten)]
-    locations: Locations,
-    #[command(flatten)]
-    host: HostOptions,
-    #[command(flatten)]
-    output: OutputOptions,
+    serial: SerialOptions,
 }
 
 /// Measures the kernels that the ledger lacks, prints a row for each requested kernel, and writes
@@ -79,7 +68,7 @@ pub fn ledger(options: &LedgerOptions) -> Result<RunStatus, LabError> {
     let page = options.page.as_deref().map(|path| PageFile::open(path, file.path())).transpose()?;
     let requests = Request::all(options)?;
     if requests.is_empty() {
-        let Some(page) = page.filter(|_| !options.output.dry_run) else {
+        let Some(page) = page.filter(|_| !options.serial.output.dry_run) else {
             return Err(LabError::Unusable(
                 "nothing to do: set kernels with --base, or with --git TREE REVISION…, or --page"
                     .to_owned(),
@@ -92,14 +81,14 @@ pub fn ledger(options: &LedgerOptions) -> Result<RunStatus, LabError> {
     let mut shown: Vec<Line> = Vec::new();
     for request in &requests {
         let line = session.line(request, &file)?;
-        let Some(line) = line.filter(|_| !options.output.dry_run) else { continue };
+        let Some(line) = line.filter(|_| !options.serial.output.dry_run) else { continue };
         print(&summary(&line))?;
         file.append(line.clone())?;
         shown.retain(|known| known.key != line.key);
         shown.push(line);
     }
     session.finish();
-    if options.output.dry_run {
+    if options.serial.output.dry_run {
         return Ok(RunStatus::Passed);
     }
     if let Some(page) = page {

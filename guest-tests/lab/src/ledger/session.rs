@@ -22,7 +22,7 @@ use crate::{
         sources::Source,
     },
     measure::{self, Measurement},
-    options::{CommonOptions, ExecutionOptions, KernelOptions, Paths, RunPath, SourceOptions},
+    options::{Paths, RunPath},
     progress::Progress,
     shell::{Shell, absolute, sha256},
     values::LinuxVersion,
@@ -75,27 +75,17 @@ pub struct Session<'a> {
 
 impl<'a> Session<'a> {
     pub fn new(options: &'a LedgerOptions) -> Result<Self, LabError> {
-        let origin = SourceOptions { locations: options.locations.clone(), ..Default::default() };
-        let common = CommonOptions {
-            kernels: KernelOptions {
-                build: options.build.clone(),
-                origin,
-                ..KernelOptions::default()
-            },
-            host: options.host.clone(),
-            output: options.output.clone(),
-            execution: ExecutionOptions::default(),
-        };
+        let common = options.serial.common(None);
         let mut paths = Paths::new(&common)?;
         match &paths.out {
             RunPath::Given(path) => {
-                RunDirectory::check_unused(Shell::new(options.output.dry_run), path)?;
+                RunDirectory::check_unused(Shell::new(options.serial.output.dry_run), path)?;
             }
             RunPath::Numbered(_) => {
                 paths.out = RunPath::Numbered(absolute("lab-runs/ledger".as_ref())?);
             }
         }
-        let shell = Shell::new(options.output.dry_run);
+        let shell = Shell::new(options.serial.output.dry_run);
         let executor = Executor::new(shell, &common, &paths)?;
         let mut programs = Vec::new();
         for program in [&paths.init, &paths.plugin] {
@@ -104,7 +94,7 @@ impl<'a> Session<'a> {
         Ok(Self {
             options,
             shell,
-            progress: Progress::new(options.output.dry_run),
+            progress: Progress::new(options.serial.output.dry_run),
             executor,
             jobs: matrix::jobs(&common),
             program: sha256(&programs)[..16].to_owned(),
@@ -186,7 +176,8 @@ impl<'a> Session<'a> {
     }
 
     fn key(&self, source: &Source, recipe: &Recipe) -> Result<Key, LabError> {
-        let builder = KernelBuilder::new(self.shell, &self.paths, source, &self.options.build)?;
+        let builder =
+            KernelBuilder::new(self.shell, &self.paths, source, &self.options.serial.build)?;
         let build = builder.plan(recipe)?;
         Ok(Key {
             matrix: matrix::NAME.to_owned(),
@@ -206,7 +197,7 @@ impl<'a> Session<'a> {
         source: &Source,
         recipe: &Recipe,
     ) -> Result<Option<(Option<String>, Outcome)>, LabError> {
-        let build = &self.options.build;
+        let build = &self.options.serial.build;
         let kernel = match measure::build(self.shell, &self.paths, source, build, recipe) {
             Ok(kernel) => kernel,
             Err(error @ (LabError::Failed { .. } | LabError::Unusable(_))) => {
@@ -227,7 +218,7 @@ impl<'a> Session<'a> {
             shell: self.shell,
             progress: &self.progress,
             run_directory,
-            emulator_count: self.options.host.emulator_count(),
+            emulator_count: self.options.serial.host.emulator_count(),
         };
         let Some(Measurement { records, failures }) =
             measure::measure(&queue, &kernel, &self.jobs)?

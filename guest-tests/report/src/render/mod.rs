@@ -27,5 +27,6 @@ pub use self::{
     export::{benchstat, csv, csv_set, json, json_set, ktap},
     html::{BarGroup, bar_chart, html, html_set, page, single_kernel},
     kernel_tables::{kernel_table, phase_table},
+    number::group_digits,
     text::{markdown, text},
 };

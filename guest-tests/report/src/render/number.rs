@@ -43,7 +43,7 @@ impl Unit {
             Self::Count if value >= 1e11 => short_count(value),
             // The median is the midpoint of two counts.
             Self::Count if value.fract() != 0.0 && value < 1000.0 => format!("{value:.1}"),
-            Self::Count => group_digits(value),
+            Self::Count => group_digits(&format!("{value:.0}")),
             Self::Time(1, name) if value.fract() == 0.0 => format!("{value:.0} {name}"),
             Self::Time(size, name) => format!("{:.3} {name}", value / f64::from(size)),
         }
@@ -124,8 +124,8 @@ pub fn p_value(p: f64) -> String {
     }
 }
 
-fn group_digits(value: f64) -> String {
-    let digits = format!("{value:.0}");
+/// Separates the thousands of a decimal number by commas.
+pub fn group_digits(digits: &str) -> String {
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
         if index > 0 && (digits.len() - index).is_multiple_of(3) {
