@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The subcommand `granule compare`.
 
+mod lab_origin;
+
 use std::{
     error::Error,
     fs,
@@ -10,11 +12,12 @@ use std::{
 
 use clap::ValueEnum;
 use granule_report::{
-    Comparison, ComparisonOptions, ComparisonSet, FailOn, LabelledSide, SetupField, Verdict,
-    command_line, input, render, results::FileError,
+    Comparison, ComparisonOptions, ComparisonSet, FailOn, LabelledSide, Metric, SetupField,
+    Verdict, command_line, input, render,
 };
 use granule_types::units::parse_percentage;
 
+use self::lab_origin::LabOrigin;
 use super::{CommandOutcome, CommandResult, write_stdout};
 
 /// Options of `granule compare`.
@@ -46,7 +49,7 @@ pub struct Args {
     /// Judge a count, such as guest_aborts, 'DC CIVAC', or TLBI for all TLBI instructions, instead
     /// of the time; repeat the option to judge several, of which one may be time
     #[arg(long, value_name = "COUNT")]
-    metric: Vec<String>,
+    metric: Vec<Metric>,
     /// Compare this phase only; repeat the option for more phases
     #[arg(long, value_name = "PHASE")]
     phase: Vec<String>,
@@ -119,13 +122,13 @@ fn compare_sides(args: Args) -> CommandResult {
     let (set, text) = match args.by {
         Some(field) => {
             let set = ComparisonSet::by(&input::read_side(&args.paths)?, field, &options)?;
-            let text = render_set(args.format, &set)?;
+            let text = render_set(args.format, &set, &LabOrigin::default())?;
             (set, text)
         }
         None => {
-            let sides = kernel_sides(&args.paths, &args.after)?;
+            let (sides, origin) = kernel_sides(&args.paths, &args.after)?;
             let set = ComparisonSet::new(sides.into(), &options)?;
-            let text = render_pair(args.format, &set)?;
+            let text = render_pair(args.format, &set, &origin)?;
             (set, text)
         }
     };
@@ -146,8 +149,11 @@ fn compare_sides(args: Args) -> CommandResult {
     })
 }
 
-/// Reads both sides of a comparison of kernels.
-fn kernel_sides(paths: &[PathBuf], after: &[PathBuf]) -> Result<[LabelledSide; 2], Box<dyn Error>> {
+/// Reads both sides of a comparison of kernels, and their origin in runs of the lab.
+fn kernel_sides(
+    paths: &[PathBuf],
+    after: &[PathBuf],
+) -> Result<([LabelledSide; 2], LabOrigin), Box<dyn Error>> {
     let (before, after) = match (paths, after) {
         ([before, after], []) => (slice::from_ref(before), slice::from_ref(after)),
         (before, [_, ..]) => (before, after),
@@ -155,21 +161,33 @@ fn kernel_sides(paths: &[PathBuf], after: &[PathBuf]) -> Result<[LabelledSide; 2
             return Err("expected BEFORE and AFTER, or BEFORE... -- AFTER...".into());
         }
     };
-    let label = |paths: &[PathBuf]| match paths {
+    let path_label = |paths: &[PathBuf]| match paths {
         [path] => path.display().to_string(),
         [path, rest @ ..] => format!("{} and {} more", path.display(), rest.len()),
         [] => String::new(),
     };
-    let side = |paths: &[PathBuf]| -> Result<_, FileError> {
-        Ok(LabelledSide { label: label(paths), samples: input::read_side(paths)? })
+    let (labels, origin) = match (before, after) {
+        ([before], [after]) => LabOrigin::read([before.as_path(), after.as_path()]),
+        _ => (None, LabOrigin::default()),
     };
-    Ok([side(before)?, side(after)?])
+    let labels = labels.unwrap_or_else(|| [path_label(before), path_label(after)]);
+    let [before, after] = [before, after].map(input::read_side);
+    let [label_before, label_after] = labels;
+    let sides = [
+        LabelledSide { label: label_before, samples: before? },
+        LabelledSide { label: label_after, samples: after? },
+    ];
+    Ok((sides, origin))
 }
 
 /// Renders the comparison of two kernels, the only one of the set.
-fn render_pair(format: OutputFormat, set: &ComparisonSet) -> Result<String, Box<dyn Error>> {
+fn render_pair(
+    format: OutputFormat,
+    set: &ComparisonSet,
+    origin: &LabOrigin,
+) -> Result<String, Box<dyn Error>> {
     let [comparison] = set.comparisons() else {
-        return render_set(format, set);
+        return render_set(format, set, origin);
     };
     Ok(match format {
         OutputFormat::Html => render::html(comparison),
@@ -178,12 +196,16 @@ fn render_pair(format: OutputFormat, set: &ComparisonSet) -> Result<String, Box<
         OutputFormat::Ktap => render::ktap(comparison),
         OutputFormat::Benchstat => render::benchstat(comparison),
         OutputFormat::Text | OutputFormat::Markdown | OutputFormat::Cover => {
-            render_set(format, set)?
+            render_set(format, set, origin)?
         }
     })
 }
 
-fn render_set(format: OutputFormat, set: &ComparisonSet) -> Result<String, Box<dyn Error>> {
+fn render_set(
+    format: OutputFormat,
+    set: &ComparisonSet,
+    origin: &LabOrigin,
+) -> Result<String, Box<dyn Error>> {
     let each = |render: fn(&Comparison) -> String| {
         let texts: Vec<String> = set.comparisons().iter().map(render).collect();
         texts.join("\n")
@@ -192,7 +214,7 @@ fn render_set(format: OutputFormat, set: &ComparisonSet) -> Result<String, Box<d
         OutputFormat::Text => each(render::text),
         OutputFormat::Markdown => each(render::markdown),
         OutputFormat::Html => render::html_set(set),
-        OutputFormat::Cover => render::cover(set, &[], &[command_line()]),
+        OutputFormat::Cover => render::cover(set, &origin.titles, &origin.commands()),
         OutputFormat::Csv => render::csv_set(set),
         OutputFormat::Json => render::json_set(set)?,
         OutputFormat::Ktap | OutputFormat::Benchstat => {

@@ -107,6 +107,7 @@ enum LabCommand {
 
 /// Runs `granule lab`.
 pub fn run(args: Args) -> CommandResult {
+    lab::interrupt::announce_resume()?;
     let Some(command) = args.command else {
         return execute(&Options::page_table_test(args.common, args.matrix, args.report));
     };
@@ -147,7 +148,6 @@ pub fn run(args: Args) -> CommandResult {
 }
 
 fn execute(options: &Options) -> CommandResult {
-    lab::interrupt::announce_resume()?;
     lab::run(options).map(outcome).map_err(Into::into)
 }
 

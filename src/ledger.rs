@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The subcommand `granule ledger`.
 
-use granule_lab::{LedgerOptions, RunStatus, ledger};
+use granule_lab::{LedgerOptions, RunStatus, interrupt, ledger};
 
 use super::{CommandOutcome, CommandResult};
 
@@ -20,6 +20,7 @@ pub struct Args {
 
 /// Runs `granule ledger`.
 pub fn run(args: &Args) -> CommandResult {
+    interrupt::announce_resume()?;
     Ok(match ledger(&args.options)? {
         RunStatus::Passed => CommandOutcome::Done,
         RunStatus::Failed => CommandOutcome::Failed,

@@ -34,6 +34,21 @@ fn the_page_of_the_documents_is_the_page_of_their_ledger() {
 }
 
 #[test]
+fn a_page_of_a_ledger_without_kernels_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("empty.jsonl"), "").unwrap();
+    for file in ["empty.jsonl", "missing.jsonl"] {
+        let output = ledger(&[&path(file), Path::new("--page"), &path("page.md")]);
+
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("has no kernels for --page"), "{error}");
+        assert!(!path("page.md").exists() && !path("missing.jsonl").exists());
+    }
+}
+
+#[test]
 fn a_page_given_as_the_ledger_is_refused_and_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);

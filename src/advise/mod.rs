@@ -56,12 +56,13 @@ pub struct Args {
     /// Number of vCPUs
     #[arg(short = 'v', long, value_name = "VCPUS", default_value = "2", value_parser = parse_count)]
     vcpus: NonZeroU32,
+    /// Size of the memory under test, rounded up to a page of the backing
+    #[arg(short = 'b', long = "size", alias = "memory", value_name = "SIZE", default_value = "64M",
+          value_parser = parse_nonzero_size)]
+    memory: Bytes,
     /// Memory of the VM, which a hugetlb pool must be able to hold
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_nonzero_size)]
-    size: Bytes,
-    /// Size of the memory under test, rounded up to a page of the backing
-    #[arg(short = 'b', long, value_name = "SIZE", default_value = "64M", value_parser = parse_nonzero_size)]
-    memory: Bytes,
+    vm_size: Bytes,
     /// Maximum number of passes over all configurations
     #[arg(short = 'i', long, value_name = "N", default_value = "5", value_parser = parse_count)]
     iterations: NonZeroU32,
@@ -99,7 +100,7 @@ pub fn run(args: Args) -> CommandResult {
     kvm::check_vcpu_count(&kvm, args.vcpus.get())?;
     check_memory(args.memory, &fs::read_to_string("/proc/meminfo").unwrap_or_default())?;
     let pages = HostPages::of_this_host().map_err(AdviseError::HostPages)?;
-    let (backings, mut left_out) = offered_backings(&pages, args.size.max(args.memory));
+    let (backings, mut left_out) = offered_backings(&pages, args.vm_size.max(args.memory));
     let block_sizes = host_limits(&kvm).map_or_else(|_| Vec::new(), |limits| limits.block_sizes);
     let (modes, refused) = offered_modes(eager_split_chunk(&block_sizes), probe_mode);
     left_out.extend(refused);
@@ -195,7 +196,7 @@ impl Args {
         });
         let mut text = format!(
             "{host}\nA VM of {} with {}; {} under test, {} in {} s\n\n{}\n",
-            self.size,
+            self.vm_size.max(self.memory),
             pluralize(self.vcpus.get(), "vCPU"),
             self.memory,
             if result.passes == 1 {

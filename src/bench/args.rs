@@ -46,7 +46,8 @@ pub struct WorkloadArgs {
     )]
     pub(super) backing: Backing,
     /// Size of the memory under test, with K, M or G [default: 1G]
-    #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse_nonzero_size)]
+    #[arg(short = 'b', long = "size", alias = "memory", value_name = "SIZE",
+          value_parser = parse_nonzero_size)]
     pub(super) memory: Option<Bytes>,
     /// Number of vCPUs [default: 1]
     #[arg(short = 'v', long, value_name = "VCPUS", value_parser = parse_count)]

@@ -18,10 +18,17 @@ use crate::{command::quote, running_program::terminate_all};
 
 static MESSAGE: Mutex<Option<String>> = Mutex::new(None);
 
-/// Sets the message of an interruption. `remark` states what continues without this process.
-pub(crate) fn set_run_directory(path: &Path, remark: &str) {
-    let message =
-        format!("interrupted{remark}; to continue: granule lab --out {} --resume", quote(path));
+/// Sets the message of an interruption of a run, which `granule COMMAND` continues. `remark` states
+/// what continues without this process.
+pub(crate) fn set_run_directory(command: &str, path: &Path, remark: &str) {
+    let path = quote(path);
+    set_message(format!(
+        "interrupted{remark}; to continue: granule {command} --out {path} --resume"
+    ));
+}
+
+/// Sets the message of an interruption.
+pub(crate) fn set_message(message: String) {
     *MESSAGE.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
 }
 

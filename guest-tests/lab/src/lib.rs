@@ -202,7 +202,7 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
         ExecutorKind::Local => "",
         ExecutorKind::Slurm => ", the submitted jobs continue",
     };
-    interrupt::set_run_directory(run_directory.path(), remark);
+    interrupt::set_run_directory("lab", run_directory.path(), remark);
     let status = match executor_kind {
         ExecutorKind::Local => {
             run_locally(&plan, &run_directory, &executor, preparation, &progress)?

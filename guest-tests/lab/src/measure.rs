@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use granule_types::record::Record;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     LabError,
@@ -17,7 +18,7 @@ use crate::{
 };
 
 /// Options of these commands.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 pub struct SerialOptions {
     #[command(flatten)]
     pub build: BuildOptions,

@@ -178,7 +178,14 @@ impl Plan {
             );
         }
         match target.as_os_str() == "-" {
-            true => print(&self.text()?),
+            true => {
+                let file = Self::path_in(&self.directory);
+                eprintln!(
+                    "lab: to execute the steps, save this plan as {}, or set --plan=FILE",
+                    file.display()
+                );
+                print(&self.text()?)
+            }
             false => Ok(Shell::new(false).write(target, self.text()?)?),
         }
     }
@@ -300,7 +307,7 @@ impl Plan {
 }
 
 /// Returns the names of options whose values differ.
-fn differing_keys(left: &Value, right: &Value) -> Vec<String> {
+pub fn differing_keys(left: &Value, right: &Value) -> Vec<String> {
     match (left, right) {
         (Value::Object(left), Value::Object(right)) => {
             let keys: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Linux version without its sublevel: `5.10`. It is also the name of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct LinuxVersion {
     /// `VERSION` of the Makefile.
     pub major: u32,
@@ -58,6 +59,7 @@ impl FromStr for LinuxVersion {
 
 /// Revisions on the command line: `REVISION`, or `BEFORE..AFTER`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum Revisions {
     /// One revision.
     One(String),
@@ -88,8 +90,18 @@ impl FromStr for Revisions {
     }
 }
 
+impl fmt::Display for Revisions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(revision) => f.write_str(revision),
+            Self::Range { before, after } => write!(f, "{before}..{after}"),
+        }
+    }
+}
+
 /// Variable of `make` and its value: `LLVM=1`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct MakeVariable {
     /// Name of the variable.
     pub name: String,
@@ -118,8 +130,15 @@ impl FromStr for MakeVariable {
     }
 }
 
+impl fmt::Display for MakeVariable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.value)
+    }
+}
+
 /// Setting of a build: a configuration symbol or a variable of `make`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum BuildSetting {
     /// Line of a configuration fragment.
     Config(String),
@@ -142,6 +161,39 @@ impl FromStr for BuildSetting {
     }
 }
 
+impl fmt::Display for BuildSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unset = |line: &str| {
+            Some(line.strip_prefix("# ")?.strip_suffix(" is not set")?.to_owned() + "=n")
+        };
+        match self {
+            Self::Config(line) => f.write_str(&unset(line).unwrap_or_else(|| line.clone())),
+            Self::Make(variable) => variable.fmt(f),
+        }
+    }
+}
+
+/// Values in the JSON of a plan are those of the command line.
+macro_rules! serialize_as_on_the_command_line {
+    ($($type:ty),*) => {$(
+        impl From<$type> for String {
+            fn from(value: $type) -> Self {
+                value.to_string()
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+    )*};
+}
+
+serialize_as_on_the_command_line!(LinuxVersion, Revisions, MakeVariable, BuildSetting);
+
 /// Parses a setting of `--variant`; the text names the kernel.
 pub fn parse_variant(text: &str) -> Result<(String, BuildSetting), String> {
     Ok((text.to_owned(), text.parse()?))
@@ -153,12 +205,15 @@ pub enum PageSize {
     /// 4096 bytes
     #[default]
     #[value(name = "4k")]
+    #[serde(rename = "4k")]
     Kib4,
     /// 16384 bytes
     #[value(name = "16k")]
+    #[serde(rename = "16k")]
     Kib16,
     /// 65536 bytes
     #[value(name = "64k")]
+    #[serde(rename = "64k")]
     Kib64,
 }
 
@@ -344,6 +399,31 @@ mod tests {
         for text in ["LLVM", "=1", "ARCH=x86", "a b=1"] {
             assert!(text.parse::<MakeVariable>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_json_of_values_is_their_text_on_the_command_line() {
+        fn round_trip<T>(text: &str) -> String
+        where
+            T: FromStr<Err = String> + Serialize + serde::de::DeserializeOwned,
+        {
+            let json = serde_json::to_value(text.parse::<T>().unwrap()).unwrap();
+            let again: T = serde_json::from_value(json).unwrap();
+            serde_json::to_value(again).unwrap().as_str().unwrap().to_owned()
+        }
+
+        let texts = [
+            round_trip::<LinuxVersion>("5.10"),
+            round_trip::<Revisions>("v6.1..topic"),
+            round_trip::<Revisions>("v6.1"),
+            round_trip::<MakeVariable>("KCFLAGS=-O1 -g"),
+            round_trip::<BuildSetting>("CONFIG_SMP=n"),
+            round_trip::<BuildSetting>("LLVM=1"),
+        ];
+
+        let expected = ["5.10", "v6.1..topic", "v6.1", "KCFLAGS=-O1 -g", "CONFIG_SMP=n", "LLVM=1"];
+        assert_eq!(texts, expected);
+        assert_eq!(serde_json::to_value(PageSize::Kib16).unwrap(), "16k");
     }
 
     #[test]

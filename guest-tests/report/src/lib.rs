@@ -16,6 +16,7 @@
 mod comparison;
 pub mod input;
 mod judge;
+mod metric;
 mod provenance;
 pub mod render;
 pub mod results;
@@ -31,6 +32,7 @@ pub use self::{
         SetupField, command_line, set_command_line,
     },
     judge::Verdict,
+    metric::{FUNCTION_COUNTS, Metric},
     provenance::{Difference, series_line},
     sample::Sample,
     stats::Spread,

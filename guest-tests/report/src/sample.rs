@@ -135,6 +135,12 @@ impl AnyPhase {
         &self.name
     }
 
+    /// Reports whether a name on the command line selects this phase: `round` selects every round.
+    pub fn is_named(&self, name: &str) -> bool {
+        let phase = Phase::TABLE_ORDER.get(self.rank / RANKS_PER_PHASE);
+        self.name == name || phase.is_some_and(|phase| phase.name() == name)
+    }
+
     /// Returns the phase to which a round belongs, and any other phase itself.
     pub fn without_round(&self) -> Self {
         match Phase::TABLE_ORDER.get(self.rank / RANKS_PER_PHASE) {
@@ -161,16 +167,9 @@ impl fmt::Display for AnyPhase {
 }
 
 impl Sample {
-    /// Returns a count, or the sum over a class of instructions, such as `TLBI`. In a run with
-    /// counters, an instruction that was not executed has the count 0.
+    /// Returns a count, or the sum over a class of instructions (see [`count`]).
     pub(crate) fn count(&self, name: &str) -> Option<u64> {
-        let kinds = [&self.counters, &self.events, &self.gauges];
-        let found = kinds.into_iter().find_map(|counts| counts.get(name));
-        let is_in_class =
-            |other: &str| other.split_once(' ').is_some_and(|(class, _)| class == name);
-        let class = self.counters.iter().filter(|(other, _)| is_in_class(other));
-        let sum = || class.map(|(_, count)| count).sum();
-        found.copied().or_else(|| (!self.counters.is_empty()).then(sum))
+        count(&self.counters, [&self.events, &self.gauges], name)
     }
 
     /// Returns the sum of counters; `None` in a run without counters.
@@ -188,6 +187,20 @@ impl Sample {
     pub(crate) fn is_without_host(&self) -> bool {
         engine::WITHOUT_HOST.contains(&self.engine.as_str()) && self.host == HostInfo::default()
     }
+}
+
+/// Returns a count, or the sum over a class of instructions, such as `TLBI`. In a run with counters,
+/// an instruction that was not executed has the count 0.
+pub(crate) fn count(
+    counters: &BTreeMap<String, u64>,
+    others: [&BTreeMap<String, u64>; 2],
+    name: &str,
+) -> Option<u64> {
+    let found = [counters].into_iter().chain(others).find_map(|counts| counts.get(name));
+    let is_in_class = |other: &str| other.split_once(' ').is_some_and(|(class, _)| class == name);
+    let class = counters.iter().filter(|(other, _)| is_in_class(other));
+    let sum = || class.map(|(_, count)| count).sum();
+    found.copied().or_else(|| (!counters.is_empty()).then(sum))
 }
 
 impl From<&Record> for Sample {
@@ -281,6 +294,8 @@ mod tests {
         phases.sort();
         assert_eq!(phases[3].without_round(), of(Phase::Round, None));
         assert_eq!(phases[6].without_round(), phases[6]);
+        assert!(phases[3].is_named("round") && phases[3].is_named("round-10"));
+        assert!(!phases[3].is_named("round-9") && !phases[6].is_named("whole"));
         assert_eq!(
             phases.each_ref().map(AnyPhase::name),
             ["create", "update", "round-9", "round-10", "stop", "whole", "populate"]

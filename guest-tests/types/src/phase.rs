@@ -9,7 +9,7 @@
 //!
 //! `rebuild` is the phase that the kernel's test calls adjust (`KVM_ADJUST_MAPPINGS`).
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -110,6 +110,20 @@ impl Phase {
             Self::Rebuild => Some("ADJUST"),
             _ => None,
         }
+    }
+}
+
+impl FromStr for Phase {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::TABLE_ORDER.into_iter().find(|phase| phase.name() == text);
+        found.ok_or_else(|| {
+            format!(
+                "unknown phase; expected one of: {}",
+                Self::TABLE_ORDER.map(Self::name).join(", ")
+            )
+        })
     }
 }
 

@@ -1,66 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The figure by which a bisection judges a commit.
 
-use granule_types::{
-    phase::Phase,
-    record::Record,
-    units::{Nanoseconds, parse_percentage},
-};
+use std::collections::BTreeSet;
+
+use granule_report::Metric;
+use granule_types::{phase::Phase, record::Record, units::parse_percentage};
+use serde::{Deserialize, Serialize};
 
 use crate::LabError;
 
-/// Name of the metric that is elapsed time instead of a count.
-const ELAPSED: &str = "elapsed";
-
-/// Metric of a bisection, summed over all jobs.
-#[derive(Debug, Clone, clap::Args)]
+/// Options of the figure.
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Bisection")]
-pub struct Figure {
-    /// Count that a commit raised, such as 'DC CIVAC' or guest_aborts, or `elapsed`
-    #[arg(long, value_name = "COUNT")]
-    metric: String,
+pub struct FigureOptions {
+    /// Metric that a commit raised: a count, such as 'DC CIVAC' or guest_aborts, TLBI for all TLBI
+    /// instructions, or time (elapsed)
+    #[arg(long, value_name = "COUNT", required_unless_present = "resume",
+          value_parser = Metric::parse_of_lab)]
+    metric: Option<Metric>,
     /// Phase of the metric; repeat the option for more phases [default: all]
-    #[arg(long, value_name = "PHASE", value_parser = parse_phase)]
+    #[arg(long, value_name = "PHASE")]
     phase: Vec<Phase>,
     /// A commit is bad if its figure exceeds that of GOOD by more than this
     #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_percentage)]
     above: f64,
 }
 
-/// Families of counts that a kernel without such an instruction lacks.
-const FAMILIES: [&str; 3] = ["DC ", "IC ", "TLBI "];
+impl FigureOptions {
+    /// Returns the figure; `None` without a metric.
+    pub fn figure(&self) -> Option<Figure> {
+        let Self { metric, phase, above } = self.clone();
+        Some(Figure { metric: metric?, phase, above })
+    }
+}
 
-fn parse_phase(text: &str) -> Result<Phase, String> {
-    let found = Phase::TABLE_ORDER.into_iter().find(|phase| phase.name() == text);
-    let names = || Phase::TABLE_ORDER.map(Phase::name).join(", ");
-    found.ok_or_else(|| format!("expected one of: {}", names()))
+/// Metric of a bisection, summed over all jobs.
+#[derive(Debug, Clone)]
+pub struct Figure {
+    metric: Metric,
+    /// Phases of the metric; all if empty.
+    phase: Vec<Phase>,
+    /// Percentage by which a bad figure exceeds that of GOOD.
+    above: f64,
 }
 
 impl Figure {
+    /// Returns the records of the selected phases.
+    fn selected<'a>(&self, records: &'a [Record]) -> impl Iterator<Item = &'a Record> {
+        records.iter().filter(|record| self.phase.is_empty() || self.phase.contains(&record.phase))
+    }
+
     /// Returns the figure of a kernel.
     pub fn of(&self, records: &[Record]) -> Result<u64, LabError> {
-        let mut values = records
-            .iter()
-            .filter(|record| self.phase.is_empty() || self.phase.contains(&record.phase))
-            .filter_map(|record| match self.metric.as_str() {
-                ELAPSED => record.elapsed_ns.map(|Nanoseconds(ns)| ns),
-                name => record.counters.get(name).or_else(|| record.events.get(name)).copied(),
-            })
-            .peekable();
-        let is_absent_count = FAMILIES.iter().any(|family| self.metric.starts_with(family));
-        if values.peek().is_some() || is_absent_count {
-            return Ok(values.sum());
+        let has_metric = |record: &Record| {
+            let name = self.metric.name();
+            record.counters.contains_key(name) || record.events.contains_key(name)
+        };
+        let mut figures =
+            self.selected(records).filter_map(|record| self.metric.figure(record)).peekable();
+        // A kernel need not execute an instruction, but every kernel has the same other counts.
+        let may_be_absent = self.metric.is_time() || self.metric.is_of_instructions();
+        if figures.peek().is_some() && (may_be_absent || records.iter().any(has_metric)) {
+            return Ok(figures.sum());
         }
-        let mut known: Vec<&str> =
-            records.iter().flat_map(|record| record.counters.keys().map(String::as_str)).collect();
-        known.sort_unstable();
-        known.dedup();
         Err(LabError::Unusable(format!(
-            "no result has the metric '{}' in {}; --metric is {ELAPSED} or one of: {}",
-            self.metric,
+            "no result has the metric '{}' in {}; {}",
+            self.metric.name(),
             self.phases(),
-            known.join(", ")
+            self.expectation(&self.occurring(records)),
         )))
+    }
+
+    /// Returns the names of the counts that are not 0 in the selected phases.
+    pub fn occurring(&self, records: &[Record]) -> BTreeSet<String> {
+        let counts = self.selected(records).flat_map(|one| one.counters.iter().chain(&one.events));
+        counts.filter(|(_, count)| **count > 0).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Returns the refusal of a metric that is 0 on GOOD and on BAD.
+    pub fn never_occurs(&self, occurring: &BTreeSet<String>) -> LabError {
+        LabError::Unusable(format!(
+            "{} is 0 at GOOD and at BAD, so no commit raised it; {}",
+            self.describe(),
+            self.expectation(occurring),
+        ))
+    }
+
+    fn expectation(&self, occurring: &BTreeSet<String>) -> String {
+        let names: Vec<&str> = occurring.iter().map(String::as_str).collect();
+        format!("in {} these occur: time, {}", self.phases(), names.join(", "))
     }
 
     /// Reports whether a figure is bad.
@@ -81,7 +109,7 @@ impl Figure {
 
     /// Formats the metric with its phases: `DC CIVAC of update`.
     pub fn describe(&self) -> String {
-        format!("{} of {}", self.metric, self.phases())
+        format!("{} of {}", self.metric.name(), self.phases())
     }
 
     fn phases(&self) -> String {
@@ -107,7 +135,7 @@ mod tests {
     }
 
     fn figure(metric: &str, phase: Vec<Phase>) -> Figure {
-        Figure { metric: metric.to_owned(), phase, above: 5.0 }
+        Figure { metric: metric.into(), phase, above: 5.0 }
     }
 
     #[test]
@@ -121,9 +149,26 @@ mod tests {
 
     #[test]
     fn an_unknown_metric_is_refused_with_the_known_ones() {
-        let error = figure("guest_abort", vec![]).of(&[record("create", 1)]).unwrap_err();
+        let error = figure("kvm_exits", vec![]).of(&[record("create", 1)]).unwrap_err();
 
-        assert!(error.to_string().contains("one of: DC CIVAC"), "{error}");
+        assert!(error.to_string().contains("these occur: time, DC CIVAC"), "{error}");
+    }
+
+    #[test]
+    fn an_instruction_that_never_occurs_is_refused_with_those_that_do() {
+        let figure = figure("DC CVAC", vec![]);
+        let records = [record("create", 1)];
+
+        let error = figure.never_occurs(&figure.occurring(&records)).to_string();
+
+        assert_eq!(figure.of(&records).unwrap(), 0);
+        assert!(
+            error.ends_with(
+                "0 at GOOD and at BAD, so no commit raised it; in all phases these \
+                                 occur: time, DC CIVAC"
+            ),
+            "{error}"
+        );
     }
 
     #[test]

@@ -7,25 +7,27 @@
 //! measured one is not booted. A commit that cannot be built or booted is skipped.
 //!
 //! ```text
-//! lab-runs/NAME/bisect.json   settings and figures; --resume continues from them
+//! lab-runs/NAME/bisect.json   options and figures; --resume continues from them
 //! lab-runs/NAME/HASH/         kernel and results of a commit, as in every run
 //! ```
 
 mod figure;
+mod options;
 mod search;
 mod state;
 
-use std::{fs, path::PathBuf};
+use std::path::Path;
 
 use granule_types::backing::Backing;
 
+pub use self::options::BisectOptions;
 use self::{
     figure::Figure,
     search::{Search, Step, Verdict, max_measurements},
     state::{MeasuredCommit, State},
 };
 use crate::{
-    LabError, RunStatus,
+    LabError, RunStatus, interrupt,
     jobs::{
         JobQueue,
         execute::Executor,
@@ -37,40 +39,19 @@ use crate::{
         recipe::Recipe,
         revisions::{Commit, UserTree},
         sources::Source,
+        toolchain::Toolchain,
     },
-    measure::{self, Measurement, SerialOptions},
-    options::{Matrix, Options, Paths, ReportOptions, RunPath},
+    measure::{self, Measurement},
+    options::{Options, Paths, ReportOptions, RunPath},
     progress::Progress,
     report::print,
     shell::{Shell, absolute, sha256},
     with_causes,
 };
 
-/// Number of commits from which BAD is measured first: a search without a bad commit takes long.
+/// Number of commits from which BAD is measured first: a search without a bad commit takes long. With
+/// a figure of 0 at GOOD, BAD is measured first in any case, because the metric may never occur.
 const CHECK_BAD_FIRST_FROM: usize = 16;
-
-/// Options of `granule lab bisect`.
-#[derive(Debug, Clone, clap::Args)]
-pub struct BisectOptions {
-    /// Revision without the increase
-    #[arg(value_name = "GOOD")]
-    good: String,
-    /// Later revision with the increase
-    #[arg(value_name = "BAD")]
-    bad: String,
-    /// Git repository of the kernels, which is only read
-    #[arg(long, value_name = "TREE")]
-    git: PathBuf,
-    /// Continue the interrupted bisection in the directory --out
-    #[arg(long, requires = "out", conflicts_with = "dry_run")]
-    resume: bool,
-    #[command(flatten)]
-    figure: Figure,
-    #[command(flatten)]
-    matrix: Matrix,
-    #[command(flatten)]
-    serial: SerialOptions,
-}
 
 /// Result of a search.
 enum Found {
@@ -85,10 +66,29 @@ enum Found {
 ///
 /// # Errors
 /// A requirement is missing, a revision is unknown, GOOD cannot be measured, or no commit is bad.
-pub fn bisect(options: BisectOptions) -> Result<RunStatus, LabError> {
-    let tree = absolute(&options.git)?;
-    let user = UserTree(&tree);
-    let (good, bad) = (user.commit(&options.good)?, user.commit(&options.bad)?);
+pub fn bisect(given: BisectOptions) -> Result<RunStatus, LabError> {
+    let resumed = match &given.serial.output.out {
+        Some(out) if given.resume => {
+            let out = absolute(out)?;
+            let mut given = given.clone();
+            given.serial.output.out = Some(out.clone());
+            let mut state = State::open(&out)?;
+            state.options = given.resumed(state.options, &out)?;
+            Some(state)
+        }
+        _ => None,
+    };
+    let options = match &resumed {
+        Some(state) => state.options.clone(),
+        None => given.pinned(None)?,
+    };
+    let (Some(tree), Some(good), Some(bad), Some(figure)) =
+        (&options.git, &options.good, &options.bad, options.figure.figure())
+    else {
+        return Err(LabError::Unusable("bisect requires GOOD, BAD, --git and --metric".to_owned()));
+    };
+    let user = UserTree(tree);
+    let (good, bad) = (user.commit(good)?, user.commit(bad)?);
     let commits = user.commits(&good, &bad)?;
     if commits.is_empty() {
         return Err(LabError::Unusable(format!(
@@ -96,14 +96,14 @@ pub fn bisect(options: BisectOptions) -> Result<RunStatus, LabError> {
             good.title()
         )));
     }
-    let mut bisection = Bisection::new(&options, &good)?;
+    let mut bisection = Bisection::new((&options, figure), (tree, &good), resumed)?;
     bisection.progress.print_note(&format!(
-        "bisecting {} commits after {} by {}: at most {} kernels of {} jobs",
+        "bisecting {} commits after {} by {}, measured on {}: at most {} kernels",
         commits.len(),
         good.title(),
-        options.figure.describe(),
+        bisection.figure.describe(),
+        load(&bisection.jobs),
         1 + max_measurements(commits.len()) + u32::from(commits.len() >= CHECK_BAD_FIRST_FROM),
-        bisection.jobs.len(),
     ));
     let good_figure = bisection.measure(&good)?;
     if bisection.shell.is_dry_run() {
@@ -118,8 +118,17 @@ pub fn bisect(options: BisectOptions) -> Result<RunStatus, LabError> {
     bisection.report(found)
 }
 
+/// Formats the load of each kernel.
+fn load(jobs: &[PlannedJob]) -> String {
+    match jobs {
+        [job] => job.name.clone(),
+        jobs => format!("{} jobs", jobs.len()),
+    }
+}
+
 struct Bisection<'a> {
     options: &'a BisectOptions,
+    figure: Figure,
     shell: Shell,
     paths: Paths,
     progress: Progress,
@@ -133,10 +142,14 @@ struct Bisection<'a> {
 }
 
 impl<'a> Bisection<'a> {
-    fn new(options: &'a BisectOptions, good: &Commit) -> Result<Self, LabError> {
-        let common = options.serial.common(Some(&options.git));
+    fn new(
+        (options, figure): (&'a BisectOptions, Figure),
+        (tree, good): (&Path, &Commit),
+        resumed: Option<State>,
+    ) -> Result<Self, LabError> {
+        let common = options.serial.common(Some(tree));
         let shell = Shell::new(options.serial.output.dry_run);
-        let paths = Paths::new(&common)?;
+        let paths = options.paths()?;
         let executor = Executor::new(shell, &common, &paths)?;
         let mut matrix = options.matrix.clone();
         let page_size = options.serial.build.page_size;
@@ -145,26 +158,33 @@ impl<'a> Bisection<'a> {
         let run = Options::page_table_test(common, matrix, ReportOptions::default());
         run.workload.check(page_size)?;
         let jobs = matrix::jobs(&run, page_size, &[]);
-        let mut settings = format!("{:?} {:?} {jobs:?}", options.figure, options.serial.build);
-        settings += &format!(" {} {}", executor.emulator_version, good.hash);
-        for program in [&paths.init, &paths.plugin] {
-            settings += &fs::read(program).map_or_else(|_| String::new(), |file| sha256(&file));
-        }
-        let state = State::new(&settings);
-        let (run_directory, state) = match &paths.out {
-            RunPath::Given(path) if options.resume => {
-                (RunDirectory::open(path)?, state.resume(path)?)
+        let compiler = Toolchain::new(shell, &options.serial.build.variables)?.version;
+        let files = options.input_files()?;
+        let inputs = format!("{compiler} {} {files:?}", executor.emulator_version);
+        let inputs = sha256(inputs.as_bytes());
+        let (run_directory, state) = match (resumed, &paths.out) {
+            (Some(state), RunPath::Given(path)) => {
+                state.check_inputs(&inputs, path)?;
+                (RunDirectory::of_path(path), state)
             }
-            _ => (RunDirectory::create(shell, &paths.out)?, state),
+            _ => {
+                let state = State::new(options.clone(), inputs)?;
+                (RunDirectory::create(shell, &paths.out)?, state)
+            }
         };
+        interrupt::set_run_directory("lab bisect", run_directory.path(), "");
         let source = {
             let _lock = lock_cache(shell, &paths.cache)?;
-            Source::open_git(shell, &paths.cache, &options.git, good.tree.clone())?
+            Source::open_git(shell, &paths.cache, tree, good.tree.clone())?
         };
         let progress = Progress::new(shell.is_dry_run());
+        if !shell.is_dry_run() {
+            state.write(shell, run_directory.path())?;
+        }
         let (good_figure, boots) = (0, 0);
         Ok(Self {
             options,
+            figure,
             shell,
             paths,
             progress,
@@ -187,7 +207,7 @@ impl<'a> Bisection<'a> {
     ) -> Result<Found, LabError> {
         let mut search = Search::new(commits.len());
         let last = commits.len() - 1;
-        if commits.len() >= CHECK_BAD_FIRST_FROM
+        if (commits.len() >= CHECK_BAD_FIRST_FROM || self.good_figure == 0)
             && let verdict @ Verdict::Good = self.judge(&commits[last])?
         {
             search.record(last, verdict);
@@ -198,13 +218,16 @@ impl<'a> Bisection<'a> {
                 Step::Undecided(range) => return Ok(Found::Undecided(commits[range].to_vec())),
                 Step::NoneBad => {
                     let figure = self.measure(&commits[last])?.unwrap_or_default();
+                    if (self.good_figure, figure) == (0, 0) {
+                        return Err(self.figure.never_occurs(&self.state.occurring));
+                    }
                     return Err(LabError::Unusable(format!(
                         "no commit is bad: {} is {} at GOOD and {} at {}; the limit is {}",
-                        self.options.figure.describe(),
+                        self.figure.describe(),
                         self.good_figure,
                         figure,
                         commits[last].title(),
-                        self.options.figure.limit(self.good_figure),
+                        self.figure.limit(self.good_figure),
                     )));
                 }
                 Step::Found(index) => {
@@ -248,7 +271,7 @@ impl<'a> Bisection<'a> {
     fn judge(&mut self, commit: &Commit) -> Result<Verdict, LabError> {
         Ok(match self.measure(commit)? {
             None => Verdict::Skipped,
-            Some(figure) if self.options.figure.is_bad(figure, self.good_figure) => Verdict::Bad,
+            Some(figure) if self.figure.is_bad(figure, self.good_figure) => Verdict::Bad,
             Some(_) => Verdict::Good,
         })
     }
@@ -310,14 +333,15 @@ impl<'a> Bisection<'a> {
         self.boots += self.jobs.len();
         match measurement {
             Some(Measurement { records, failures }) if failures.is_empty() => {
-                self.options.figure.of(&records).map(Some)
+                self.state.occurring.extend(self.figure.occurring(&records));
+                self.figure.of(&records).map(Some)
             }
             _ => Ok(None),
         }
     }
 
     fn report(&mut self, found: Found) -> Result<RunStatus, LabError> {
-        let figure = self.options.figure.describe();
+        let figure = self.figure.describe();
         let mut text = String::new();
         let status = match found {
             Found::Culprit(commit, before) => {
@@ -344,7 +368,7 @@ impl<'a> Bisection<'a> {
             self.state.measured.len() - skipped,
             self.boots,
             self.good_figure,
-            self.options.figure.limit(self.good_figure),
+            self.figure.limit(self.good_figure),
         );
         self.run_directory.write_report(&text)?;
         print(&text)?;

@@ -1,26 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The file `bisect.json` in the run directory of a bisection, from which `--resume` continues.
 
-use std::{fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
+use super::options::BisectOptions;
 use crate::{
     LabError,
     command::CommandError,
-    shell::{Shell, partial_path, sha256},
+    shell::{Shell, partial_path},
 };
 
 const FILE: &str = "bisect.json";
-const SCHEMA: &str = "granule.bisect/1";
+const SCHEMA: &str = "granule.bisect/2";
 
-/// Settings and figures of a bisection, in `bisect.json`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Options and figures of a bisection, in `bisect.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct State {
     schema: String,
-    /// Hash of all settings that affect figures.
-    settings: String,
+    /// Directory of relative paths in `options`.
+    working_directory: PathBuf,
+    pub options: BisectOptions,
+    /// Hash of the programs and files on which figures depend.
+    inputs: String,
     pub measured: Vec<MeasuredCommit>,
+    /// Names of counts that are not 0.
+    pub occurring: BTreeSet<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,33 +44,52 @@ pub struct MeasuredCommit {
 }
 
 impl State {
-    /// Returns the state before the first measurement. `settings` contains everything that affects
-    /// figures.
-    pub fn new(settings: &str) -> Self {
-        Self {
+    /// Returns the state before the first measurement.
+    pub fn new(options: BisectOptions, inputs: String) -> Result<Self, LabError> {
+        Ok(Self {
             schema: SCHEMA.to_owned(),
-            settings: sha256(settings.as_bytes()),
+            working_directory: env::current_dir()?,
+            options,
+            inputs,
             measured: Vec::new(),
-        }
+            occurring: BTreeSet::new(),
+        })
     }
 
-    /// Reads the state of an interrupted bisection, which must have the settings of this one.
-    pub fn resume(&self, run_directory: &Path) -> Result<Self, LabError> {
-        let directory = run_directory.display();
-        let text = fs::read_to_string(run_directory.join(FILE)).map_err(|error| {
+    /// Reads the state of an interrupted bisection, without its skipped commits, and changes to its
+    /// working directory.
+    pub fn open(run_directory: &Path) -> Result<Self, LabError> {
+        let path = run_directory.join(FILE);
+        let unusable = |reason: String| {
             LabError::Unusable(format!(
-                "{directory} has no bisection to resume ({error}): set --out to its run directory, \
-                 or omit --resume"
+                "{} has no bisection to resume: {reason}; set --out to its run directory, or omit \
+                 --resume",
+                run_directory.display()
             ))
-        })?;
-        let found: Self = serde_json::from_str(&text)?;
-        if (&found.settings, &found.schema) != (&self.settings, &self.schema) {
-            return Err(LabError::Unusable(format!(
-                "the bisection in {directory} has another GOOD, metric, load or build: set the same \
-                 options, or another directory with --out"
-            )));
+        };
+        let text = fs::read_to_string(&path).map_err(|error| unusable(error.to_string()))?;
+        let mut state: Self =
+            serde_json::from_str(&text).map_err(|error| unusable(error.to_string()))?;
+        if state.schema != SCHEMA {
+            return Err(unusable(format!("its schema is {}, not {SCHEMA}", state.schema)));
         }
-        Ok(found)
+        state.measured.retain(|measured| measured.figure.is_some());
+        env::set_current_dir(&state.working_directory).map_err(|error| {
+            CommandError::file("change to the directory", &state.working_directory, error)
+        })?;
+        Ok(state)
+    }
+
+    /// Refuses to continue with other programs or files.
+    pub fn check_inputs(&self, inputs: &str, run_directory: &Path) -> Result<(), LabError> {
+        if self.inputs == inputs {
+            return Ok(());
+        }
+        Err(LabError::Unusable(format!(
+            "--resume: the compiler, the emulator, granule, its plugin or a configuration fragment \
+             changed since the bisection in {} began: start another one in another directory",
+            run_directory.display()
+        )))
     }
 
     pub fn write(&self, shell: Shell, run_directory: &Path) -> Result<(), LabError> {
@@ -76,23 +105,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bisection_is_resumed_with_its_settings_only() {
+    fn a_resumed_bisection_has_its_figures_and_tries_skipped_commits_again() {
         let directory = tempfile::tempdir().unwrap();
-        let mut state = State::new("one");
-        let missing = state.resume(directory.path()).unwrap_err();
-        state.measured.push(MeasuredCommit {
-            commit: "0123".to_owned(),
-            subject: "x".to_owned(),
-            image_sha256: None,
-            figure: Some(7),
-        });
+        let missing = State::open(directory.path()).unwrap_err().to_string();
+        let mut state = State::new(BisectOptions::defaults(), "one".to_owned()).unwrap();
+        for (commit, figure) in [("01", Some(7)), ("02", None)] {
+            state.measured.push(MeasuredCommit {
+                commit: commit.to_owned(),
+                subject: "x".to_owned(),
+                image_sha256: None,
+                figure,
+            });
+        }
         state.write(Shell::new(false), directory.path()).unwrap();
 
-        let same = State::new("one").resume(directory.path()).unwrap();
-        let other = State::new("two").resume(directory.path()).unwrap_err();
+        let resumed = State::open(directory.path()).unwrap();
 
-        assert_eq!(same, state);
-        assert!(missing.to_string().contains("no bisection to resume"), "{missing}");
-        assert!(other.to_string().contains("another directory with --out"), "{other}");
+        assert_eq!(resumed.measured, state.measured[..1]);
+        assert!(resumed.check_inputs("one", directory.path()).is_ok());
+        let other = resumed.check_inputs("two", directory.path()).unwrap_err().to_string();
+        assert!(missing.contains("no bisection to resume"), "{missing}");
+        assert!(other.contains("the compiler, the emulator"), "{other}");
     }
 }

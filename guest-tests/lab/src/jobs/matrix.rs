@@ -110,7 +110,7 @@ impl PlannedJob {
             machine: machine(
                 host.options,
                 host.options.smp.unwrap_or(cpus),
-                host.options.memory.unwrap_or(memory),
+                host.options.host_memory.unwrap_or(memory),
             ),
             kernel_parameters: kernel_parameters(host, &pools),
             job: Job {

@@ -141,7 +141,7 @@ pub fn describe_ending(ending: &TestEnding) -> String {
         }
         TestEnding::PoolTooSmall { page_size, required_pages, available_pages } => format!(
             "requires {required_pages} huge pages of {}, the emulated host has {available_pages}: \
-             increase --memory",
+             increase --host-memory",
             Bytes(*page_size)
         ),
         TestEnding::InitFailed { error } => format!("could not be started: {error}"),

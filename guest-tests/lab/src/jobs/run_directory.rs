@@ -30,7 +30,7 @@ use crate::{
     kernel::Kernel,
     options::RunPath,
     progress::Progress,
-    shell::{Shell, absolute, sorted_entries},
+    shell::{Shell, sorted_entries},
     with_causes,
 };
 
@@ -96,11 +96,6 @@ impl RunDirectory {
     /// Returns a run directory that exists.
     pub fn of_path(path: &Path) -> Self {
         Self { path: path.to_owned() }
-    }
-
-    /// Opens an existing directory.
-    pub fn open(path: &Path) -> Result<Self, CommandError> {
-        Ok(Self { path: absolute(path)? })
     }
 
     /// Creates the directory of a kernel and writes its `kernel.json`.

@@ -151,6 +151,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_counts_are_those_that_metrics_know() {
+        assert_eq!(COUNTED_FUNCTIONS.map(|(name, _)| name), granule_report::FUNCTION_COUNTS);
+    }
+
+    #[test]
     fn a_function_is_found_by_its_names_in_different_kernels() {
         let old = "ffff800010000000 T _text\nffff80001002eeb0 T kvm_unmap_hva_range\n";
         let new = "ffff80001002eeb8 T kvm_unmap_gfn_range\n\nffff8000ffffffff A\n";

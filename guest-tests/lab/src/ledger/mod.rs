@@ -29,7 +29,9 @@ use self::{
     page::PageFile,
     session::{Request, Session},
 };
-use crate::{LabError, RunStatus, measure::SerialOptions, report::print, values::LinuxVersion};
+use crate::{
+    LabError, RunStatus, interrupt, measure::SerialOptions, report::print, values::LinuxVersion,
+};
 
 /// Options of `granule ledger`.
 #[derive(Debug, Clone, clap::Args)]
@@ -74,10 +76,21 @@ pub fn ledger(options: &LedgerOptions) -> Result<RunStatus, LabError> {
                     .to_owned(),
             ));
         };
+        if file.lines().is_empty() {
+            return Err(LabError::Unusable(format!(
+                "{} has no kernels for --page: set kernels with --base, or with --git TREE \
+                 REVISION…, or the path of a ledger",
+                options.file.display()
+            )));
+        }
         page.write(&latest_by_release(file.lines()))?;
         return Ok(RunStatus::Passed);
     }
     let mut session = Session::new(options)?;
+    interrupt::set_message(
+        "interrupted; to continue, run the same command again: the ledger has the kernels that ended"
+            .to_owned(),
+    );
     let mut shown: Vec<Line> = Vec::new();
     for request in &requests {
         let line = session.line(request, &file)?;

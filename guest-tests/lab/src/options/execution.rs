@@ -18,7 +18,7 @@ pub struct ExecutionOptions {
           default_missing_value = "-", conflicts_with_all = ["dry_run", "resume"])]
     pub(crate) plan: Option<PathBuf>,
     /// Executor of builds and jobs [default: local; with --resume, that of the run]
-    #[arg(long, value_enum, value_name = "EXECUTOR", conflicts_with = "dry_run")]
+    #[arg(long, value_enum, value_name = "EXECUTOR")]
     pub(crate) executor: Option<ExecutorKind>,
     /// Additional argument of sbatch, such as --partition=NAME
     #[arg(long = "slurm-arg", value_name = "ARGUMENT", allow_hyphen_values = true)]

@@ -30,8 +30,9 @@ pub struct HostOptions {
     pub(crate) costs: Option<CostTable>,
     /// Memory of the emulated host [default: the requirement of the job]
     #[arg(long, value_name = "SIZE")]
-    pub(crate) memory: Option<Bytes>,
-    /// Number of parallel emulators [default: one for each CPU of this machine]
+    pub(crate) host_memory: Option<Bytes>,
+    /// Number of parallel emulators [default: one for each CPU of this machine]; with --executor
+    /// slurm, of parallel jobs of each size of memory [default: no limit]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     #[serde(skip)]
     pub(crate) jobs: Option<u32>,

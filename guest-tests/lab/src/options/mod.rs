@@ -12,8 +12,8 @@ use std::{
 };
 
 use clap::{ValueEnum, builder::RangedI64ValueParser, value_parser};
-use granule_report::{ComparisonOptions, FailOn, command_line};
-use granule_types::units::parse_percentage;
+use granule_report::{ComparisonOptions, FailOn, Metric, command_line};
+use granule_types::{phase::Phase, units::parse_percentage};
 use serde::{Deserialize, Serialize};
 
 use crate::LabError;
@@ -95,11 +95,8 @@ impl Options {
 
     /// Returns these options with the paths that depend on the environment and on this program.
     pub(crate) fn with_paths(mut self, paths: &Paths) -> Self {
-        let locations = &mut self.common.kernels.origin.locations;
-        locations.root = paths.linux.ancestors().nth(2).map(Path::to_owned);
-        locations.cache = Some(paths.cache.clone());
-        self.common.host.init = Some(paths.init.clone());
-        self.common.host.plugin = Some(paths.plugin.clone());
+        let CommonOptions { kernels, host, .. } = &mut self.common;
+        pin_paths(&mut kernels.origin.locations, host, paths);
         self
     }
 
@@ -147,12 +144,12 @@ pub struct ReportOptions {
     #[arg(long, value_enum, default_value_t)]
     pub(crate) format: ReportFormat,
     /// Compare this phase only; repeat the option for more phases
-    #[arg(long, value_name = "PHASE")]
+    #[arg(long, value_name = "PHASE", value_parser = parse_phase)]
     phase: Vec<String>,
     /// Judge a count, such as guest_aborts or 'DC CIVAC', instead of the time; repeat the option to
     /// judge several, of which one may be time
-    #[arg(long, value_name = "COUNT")]
-    metric: Vec<String>,
+    #[arg(long, value_name = "COUNT", value_parser = Metric::parse_of_lab)]
+    metric: Vec<Metric>,
     /// Smallest slowdown that is a regression [default: 3]
     #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
     min_effect: Option<f64>,
@@ -161,8 +158,20 @@ pub struct ReportOptions {
     pub(crate) fail_on: FailOn,
 }
 
+/// Checks the name of a phase, which may be that of one round or step: `round-2`.
+fn parse_phase(text: &str) -> Result<String, String> {
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbered = text.rsplit_once('-').filter(|(phase, number)| {
+        matches!(*phase, "round" | "step") && !number.is_empty() && is_number(number)
+    });
+    let phase: Phase = numbered.map_or(text, |(phase, _)| phase).parse()?;
+    debug_assert!(text.starts_with(phase.name()));
+    Ok(text.to_owned())
+}
+
 /// Format of a printed comparison.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ReportFormat {
     /// Plain text
     #[default]
@@ -277,6 +286,14 @@ impl Paths {
             },
         })
     }
+}
+
+/// Sets the paths that depend on the environment and on this program.
+pub(crate) fn pin_paths(locations: &mut Locations, host: &mut HostOptions, paths: &Paths) {
+    locations.root = paths.linux.ancestors().nth(2).map(Path::to_owned);
+    locations.cache = Some(paths.cache.clone());
+    host.init = Some(paths.init.clone());
+    host.plugin = Some(paths.plugin.clone());
 }
 
 /// Returns the parser of a CPU count, up to the maximum of the lab's kernels.

@@ -20,6 +20,7 @@ use crate::{
 
 /// Jobs on each kernel.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Workload {
     /// The page-table test.
     PageTableTest(Matrix),
@@ -53,12 +54,14 @@ impl Workload {
 
 /// Program of the page-table test.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum TestProgram {
     /// `granule bench`
     #[default]
     Bench,
     /// The kernel's page-table test, from Linux 6.1
     #[value(name = "kvm_page_table_test", alias = "upstream")]
+    #[serde(rename = "kvm_page_table_test")]
     KernelPageTableTest,
 }
 
@@ -170,6 +173,7 @@ impl ProgramOptions {
 
 /// Machine that runs a user's program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ProgramPlace {
     /// The emulated host; -v sets its CPUs
     #[default]

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     judge::{self, RowFigures},
+    metric::Metric,
     provenance::{self, Difference, Side},
     sample::{AnyPhase, Sample},
     stats::{self, Runs},
@@ -78,7 +79,7 @@ impl Comparison {
             let mut groups = groups(side, by_engine);
             let phases = &options.phases;
             let is_requested = |sample: &&Sample| {
-                phases.is_empty() || phases.iter().any(|phase| phase == sample.phase.name())
+                phases.is_empty() || phases.iter().any(|phase| sample.phase.is_named(phase))
             };
             for group in &mut groups {
                 group.samples.retain(is_requested);
@@ -181,11 +182,11 @@ impl Comparison {
 }
 
 /// Returns the metrics to judge, each once: the time by default.
-fn judged_metrics(requested: &[String]) -> Vec<String> {
+fn judged_metrics(requested: &[Metric]) -> Vec<String> {
     let mut metrics: Vec<String> = Vec::new();
-    for metric in requested {
-        if !metrics.contains(metric) {
-            metrics.push(metric.clone());
+    for metric in requested.iter().map(Metric::name) {
+        if !metrics.iter().any(|known| known == metric) {
+            metrics.push(metric.to_owned());
         }
     }
     if metrics.is_empty() {

@@ -48,6 +48,7 @@ pub fn serialize_first<S: Serializer>(
 /// Verdicts that make a comparison fail.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+#[serde(rename_all = "kebab-case")]
 pub enum FailOn {
     /// A regression of a judged metric
     #[default]

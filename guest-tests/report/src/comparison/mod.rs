@@ -38,14 +38,15 @@ pub use self::{
 };
 use crate::{
     judge::Verdict,
+    metric::Metric,
     provenance::{Difference, Side},
     sample::AnyPhase,
     stats::Design,
 };
 
+pub(crate) use crate::metric::TIME_METRIC;
+
 const SCHEMA: &str = "granule.comparison/2";
-/// Name of the time metric, the default.
-pub(crate) const TIME_METRIC: &str = "time";
 /// Name of the second time metric, the work of all CPUs, beside elapsed time.
 pub(crate) const WORK_METRIC: &str = "work";
 
@@ -149,8 +150,8 @@ pub struct ComparisonOptions {
     /// Smallest relative slowdown that is a regression; `None` for 0.01, or 0.03 under emulation.
     pub min_effect: Option<f64>,
     /// Metrics to judge: `time` and names of counts; the time if empty.
-    pub metrics: Vec<String>,
-    /// Phases to compare; all if empty.
+    pub metrics: Vec<Metric>,
+    /// Phases to compare, by name; all if empty. `round` selects every round.
     pub phases: Vec<String>,
     /// Pairs the runs of both sides by seed and iteration.
     pub is_paired: bool,

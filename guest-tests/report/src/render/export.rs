@@ -215,7 +215,7 @@ mod tests {
         let mut sides = [runs(&[10, 12], &[30, 31]), with_series(runs(&[8, 9], &[30, 33]))];
         sides.iter_mut().flatten().for_each(change);
         let options = ComparisonOptions {
-            metrics: metric.map(str::to_owned).into_iter().collect(),
+            metrics: metric.map(Into::into).into_iter().collect(),
             ..ComparisonOptions::default()
         };
         benchstat(&compare_with(&sides[0], &sides[1], &options).unwrap())

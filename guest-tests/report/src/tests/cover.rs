@@ -9,7 +9,7 @@ use granule_types::{
 
 use super::{assert_golden, record, with_series};
 use crate::{
-    CompareError, ComparisonOptions, ComparisonSet, LabelledSide, render, sample::samples,
+    CompareError, ComparisonOptions, ComparisonSet, LabelledSide, Metric, render, sample::samples,
 };
 
 /// Times (us) and guest aborts of create, logging-off and update.
@@ -83,7 +83,7 @@ fn selected_phases_and_counts_replace_the_default() {
     let sides = || vec![side("base", 0, BASE), side("series", 2, PATCH_1)];
     let options = |phases: &[&str], metrics: &[&str]| ComparisonOptions {
         phases: phases.iter().map(|&phase| phase.to_owned()).collect(),
-        metrics: metrics.iter().map(|&metric| metric.to_owned()).collect(),
+        metrics: metrics.iter().copied().map(Metric::from).collect(),
         ..ComparisonOptions::default()
     };
     let figures = |options: &ComparisonOptions| -> Vec<String> {
@@ -150,7 +150,7 @@ fn long_names_and_other_characters_fit() {
         sides
     };
     let options = ComparisonOptions {
-        metrics: vec!["time".to_owned(), "a_long_name_of_a_count".repeat(4)],
+        metrics: vec!["time".into(), "a_long_name_of_a_count".repeat(4).as_str().into()],
         ..ComparisonOptions::default()
     };
 

@@ -4,7 +4,7 @@
 use granule_types::phase::Phase;
 
 use super::{compare, compare_with, options, two_sides, with_series};
-use crate::{Comparison, ComparisonOptions, FailOn, Verdict, render};
+use crate::{Comparison, ComparisonOptions, FailOn, Metric, Verdict, render};
 
 fn verdicts(comparison: &Comparison) -> Vec<Verdict> {
     comparison.judgements().map(|judgement| judgement.verdict).collect()
@@ -13,7 +13,7 @@ fn verdicts(comparison: &Comparison) -> Vec<Verdict> {
 #[test]
 fn a_count_can_be_judged() {
     let [before, after] = two_sides();
-    let by = |metric: &str| ComparisonOptions { metrics: vec![metric.to_owned()], ..options() };
+    let by = |metric: &str| ComparisonOptions { metrics: vec![metric.into()], ..options() };
 
     let fewer = compare_with(&before, &after, &by("DC CIVAC")).unwrap();
     let once = compare_with(&after[..1], &before[..1], &by("DC CIVAC")).unwrap();
@@ -31,7 +31,7 @@ fn each_metric_is_judged() {
     for record in after.iter_mut().filter(|record| record.phase == Phase::Create) {
         record.counters.insert("TLBI IPAS2E1IS".to_owned(), 7);
     }
-    let metrics = ["time", "DC CIVAC", "TLBI", "time"].map(str::to_owned).to_vec();
+    let metrics = ["time", "DC CIVAC", "TLBI", "elapsed"].map(Metric::from).to_vec();
 
     let comparison =
         compare_with(&before, &after, &ComparisonOptions { metrics, ..options() }).unwrap();

@@ -179,7 +179,7 @@ mod tests {
         let about = |us: u64| (0..10).map(|run| us + run).collect::<Vec<u64>>();
         let side = |create, update| without_emulator(runs(&about(create), &about(update)));
         let options = ComparisonOptions {
-            metrics: metric.map(str::to_owned).into_iter().collect(),
+            metrics: metric.map(Into::into).into_iter().collect(),
             ..ComparisonOptions::default()
         };
         compare_with(&side(2000, 1000), &with_series(side(1000, 2000)), &options).unwrap()
