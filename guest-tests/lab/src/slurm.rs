@@ -115,11 +115,11 @@ impl Submission {
     /// Returns the states of the jobs in the queue, with the reasons of waiting.
     fn active(&self) -> Result<Vec<String>, CommandError> {
         let queue = squeue().query()?;
-        let ours = |line: &&str| {
+        let is_of_this_run = |line: &&str| {
             let id = line.split_once(' ').map_or("", |(id, _)| id);
-            self.ids.iter().any(|ours| ours == id)
+            self.ids.iter().any(|submitted| submitted == id)
         };
-        Ok(queue.lines().filter(ours).map(str::to_owned).collect())
+        Ok(queue.lines().filter(is_of_this_run).map(str::to_owned).collect())
     }
 }
 

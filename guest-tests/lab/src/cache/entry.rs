@@ -125,8 +125,10 @@ impl Entry {
         };
         let config = fs::read_to_string(self.path.join(config)).unwrap_or_default();
         let tree = fs::read_to_string(self.path.join("tree")).unwrap_or_default();
+        let origin = fs::read_to_string(self.path.join("origin")).ok();
         let parts = [
             linux_version(&config).map(|version| format!("Linux {version}")),
+            origin.filter(|origin| !origin.is_empty()),
             compiler(&config).map(str::to_owned),
             tree.get(..12).map(|tree| format!("tree {tree}")),
         ];

@@ -16,8 +16,12 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub struct PruneOptions {
     /// Remove only entries without a use in this number of days
-    #[arg(long, value_name = "DAYS", default_value_t = 0)]
-    older_than: u64,
+    #[arg(long, value_name = "DAYS")]
+    older_than: Option<u64>,
+    /// Remove all entries that a run can make again, with source packages unless --keep-packages is
+    /// set
+    #[arg(long, conflicts_with = "dry_run")]
+    yes: bool,
     /// Keep source packages, which must be downloaded again
     #[arg(long)]
     keep_packages: bool,
@@ -35,7 +39,12 @@ impl PruneOptions {
     fn selects(&self, entry: &Entry) -> bool {
         (self.all || entry.kind.can_be_made_again())
             && !(self.keep_packages && entry.kind == EntryKind::Package)
-            && entry.days() >= self.older_than
+            && self.older_than.is_none_or(|days| entry.days() >= days)
+    }
+
+    /// Reports whether nothing is removed: without a limit, a removal requires `--yes` or `--all`.
+    const fn only_prints(&self) -> bool {
+        self.dry_run || !(self.yes || self.all || self.older_than.is_some())
     }
 }
 
@@ -43,7 +52,7 @@ impl PruneOptions {
 pub fn prune(options: &PruneOptions) -> Result<(), LabError> {
     let cache = options.locations.cache()?;
     // A missing cache has no entry, and neither it nor its lock is created by a dry run.
-    let _lock = match cache.is_dir() && !options.dry_run {
+    let _lock = match cache.is_dir() && !options.only_prints() {
         true => lock_cache(Shell::new(false), &cache)?,
         false => None,
     };
@@ -55,7 +64,7 @@ pub fn prune(options: &PruneOptions) -> Result<(), LabError> {
             text += &format!("kept {}: a run uses it\n", entry.name);
             continue;
         };
-        if !options.dry_run {
+        if !options.only_prints() {
             remove(&entry.path).map_err(failed)?;
         }
         count += 1;
@@ -63,12 +72,16 @@ pub fn prune(options: &PruneOptions) -> Result<(), LabError> {
         text += &format!("{} {} ({})\n", options.verb(), entry.name, format_size(entry.size));
     }
     let entries = if count == 1 { "entry" } else { "entries" };
-    print(&format!("{text}{} {count} {entries}, {}\n", options.verb(), format_size(size)))
+    print(&format!("{text}{} {count} {entries}, {}\n", options.verb(), format_size(size)))?;
+    if options.only_prints() && !options.dry_run && count > 0 {
+        print("To remove them, add --yes; to keep some, --older-than DAYS or --keep-packages.\n")?;
+    }
+    Ok(())
 }
 
 impl PruneOptions {
     const fn verb(&self) -> &'static str {
-        if self.dry_run { "would remove" } else { "removed" }
+        if self.only_prints() { "would remove" } else { "removed" }
     }
 }
 
@@ -120,8 +133,10 @@ mod tests {
     fn what_a_run_makes_again_is_removed() {
         let all = "future/4 kernels/1 objects/2 packages/5.deb sources/3 tools/bin";
         for (arguments, expected) in [
-            ("", "future/4 tools/bin"),
-            ("--keep-packages", "future/4 packages/5.deb tools/bin"),
+            ("", all),
+            ("--keep-packages", all),
+            ("--yes", "future/4 tools/bin"),
+            ("--yes --keep-packages", "future/4 packages/5.deb tools/bin"),
             ("--older-than 30", "future/4 objects/2 packages/5.deb sources/3 tools/bin"),
             ("--all", ""),
             ("--all --dry-run", all),
@@ -135,7 +150,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let kernel = cache.path().join("kernels/1");
         fs::create_dir_all(&kernel).unwrap();
-        let arguments = ["prune", "--cache", cache.path().to_str().unwrap()];
+        let arguments = ["prune", "--yes", "--cache", cache.path().to_str().unwrap()];
         let TestArgs { options } = TestArgs::parse_from(arguments);
         let in_use = in_use::mark(&kernel).unwrap();
 

@@ -223,6 +223,7 @@ impl<'a> KernelBuilder<'a> {
             shell.copy(&build.objects.join(from), &partial.join(to))?;
         }
         shell.write(&partial.join("tree"), build.recipe.tree.to_string())?;
+        shell.write(&partial.join("origin"), build.recipe.origin())?;
         shell.remove_dir(&build.directory)?;
         shell.rename(&partial, &build.directory)
     }

@@ -58,6 +58,17 @@ impl Recipe {
     }
 }
 
+impl Recipe {
+    /// Describes commit or series, and settings, for the list of the cache.
+    pub fn origin(&self) -> String {
+        let commit = self.commit.as_ref().map(Commit::title);
+        let series = granule_report::series_line(self.series.as_deref());
+        let title = commit.or(series).or_else(|| self.title.clone());
+        let settings = self.settings.iter().map(ToString::to_string);
+        title.into_iter().chain(settings).collect::<Vec<_>>().join(", ")
+    }
+}
+
 impl fmt::Display for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.commit {
