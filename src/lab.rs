@@ -112,7 +112,7 @@ pub fn run(args: Args) -> CommandResult {
         return execute(&Options::page_table_test(args.common, args.matrix, args.report));
     };
     match command {
-        LabCommand::Smoke { common } => return execute(&Options::smoke(common)),
+        LabCommand::Smoke { common } => return execute(&Options::smoke(common)?),
         LabCommand::Guest { common, matrix } => return execute(&Options::guest(common, matrix)),
         LabCommand::Workload { program, common, report, arguments } => {
             return execute(&Options::program(common, program, arguments, report)?);

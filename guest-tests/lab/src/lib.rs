@@ -142,6 +142,7 @@ pub fn fetch(origin: &SourceOptions) -> Result<PathBuf, LabError> {
 /// # Errors
 /// A requirement is missing, a kernel cannot be built, or no results can be compared.
 pub fn run(given: &Options) -> Result<RunStatus, LabError> {
+    given.common.kernels.check()?;
     let resumed = match (&given.common.output.out, given.common.execution.resume) {
         (Some(out), true) => Some(resume(&absolute(out)?, given)?),
         _ => None,
@@ -158,7 +159,7 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
     check_execution(shell, executor_kind, execution)?;
     let kernels = &options.common.kernels;
     if kernels.images.is_empty() {
-        options.workload.check(kernels.build.page_size)?;
+        options.workload.check(kernels.build.page_size()?)?;
     }
     if let (RunPath::Given(path), None) = (&paths.out, &resumed) {
         RunDirectory::check_unused(shell, path)?;

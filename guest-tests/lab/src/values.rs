@@ -229,6 +229,18 @@ impl PageSize {
         }
     }
 
+    /// Returns the page size that a configuration sets, whose later lines take precedence; `None` if
+    /// it sets none.
+    pub fn of_config(config: &str) -> Option<Self> {
+        let is_set = |size: &Self| {
+            let mut lines = config.lines().rev();
+            let last = lines.find(|line| line.contains(size.symbol()));
+            last.is_some_and(|line| line.trim_end() == format!("{}=y", size.symbol()))
+        };
+        // A fragment may set one symbol of the choice and leave that of 4K set.
+        [Self::Kib16, Self::Kib64, Self::Kib4].into_iter().find(is_set)
+    }
+
     /// Returns the size of a level-2 block: that of transparent huge pages, and the default size of
     /// hugetlb pages.
     pub const fn huge_page(self) -> Bytes {
@@ -339,6 +351,19 @@ mod tests {
                 .backing_names()
                 .ends_with("_2mb, anonymous_hugetlb_512mb, anonymous_hugetlb_16gb")
         );
+    }
+
+    #[test]
+    fn the_page_size_of_a_configuration_is_that_of_its_last_lines() {
+        let lab = PageSize::Kib4.fragment();
+
+        for size in [PageSize::Kib4, PageSize::Kib16, PageSize::Kib64] {
+            let both = format!("{lab}\n{}\n", size.fragment());
+            assert_eq!(PageSize::of_config(&both), Some(size));
+        }
+        let without_4k = format!("{lab}\nCONFIG_ARM64_64K_PAGES=y\n");
+        assert_eq!(PageSize::of_config(&without_4k), Some(PageSize::Kib64));
+        assert_eq!(PageSize::of_config("CONFIG_SMP=y\n"), None);
     }
 
     #[test]

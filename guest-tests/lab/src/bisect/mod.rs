@@ -152,7 +152,7 @@ impl<'a> Bisection<'a> {
         let paths = options.paths()?;
         let executor = Executor::new(shell, &common, &paths)?;
         let mut matrix = options.matrix.clone();
-        let page_size = options.serial.build.page_size;
+        let page_size = options.serial.build.page_size()?;
         let block = Backing::AnonymousHugetlb(Some(page_size.huge_page()));
         matrix.load = matrix.load.with_one_job(block);
         let run = Options::page_table_test(common, matrix, ReportOptions::default());

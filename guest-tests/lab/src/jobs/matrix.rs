@@ -325,6 +325,10 @@ pub mod tests {
 
     /// Returns the options of a command line: `lab OPTIONS`, `guest OPTIONS`.
     pub fn options(line: &str) -> Options {
+        parse(line).unwrap()
+    }
+
+    pub fn parse(line: &str) -> Result<Options, clap::Error> {
         #[derive(Debug, Parser)]
         struct TestArgs {
             #[command(flatten)]
@@ -339,13 +343,13 @@ pub mod tests {
             #[command(flatten)]
             matrix: GuestMatrix,
         }
-        let words = || line.split_whitespace();
+        let words = line.split_whitespace();
         if line.starts_with("guest") {
-            let GuestArgs { common, matrix } = GuestArgs::parse_from(words());
-            return Options::guest(common, matrix);
+            let GuestArgs { common, matrix } = GuestArgs::try_parse_from(words)?;
+            return Ok(Options::guest(common, matrix));
         }
-        let TestArgs { common, matrix } = TestArgs::parse_from(words());
-        Options::page_table_test(common, matrix, ReportOptions::default())
+        let TestArgs { common, matrix } = TestArgs::try_parse_from(words)?;
+        Ok(Options::page_table_test(common, matrix, ReportOptions::default()))
     }
 
     fn names(jobs: &[PlannedJob]) -> Vec<&str> {

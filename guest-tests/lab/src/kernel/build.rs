@@ -39,6 +39,7 @@ pub struct KernelBuilder<'a> {
     options: &'a BuildOptions,
     /// Configuration fragments; later fragments take precedence.
     fragments: Vec<String>,
+    page_size: PageSize,
 }
 
 /// One kernel to build: its recipe and everything that its key depends on.
@@ -85,20 +86,21 @@ impl<'a> KernelBuilder<'a> {
         paths: &'a Paths,
         source: &'a Source,
         options: &'a BuildOptions,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, LabError> {
         let own = |name: &str| paths.linux.join("config").join(name);
         let mut files = vec![own("lab.config")];
         files.extend(options.debug_kernel.then(|| own("debug.config")));
         files.extend(options.fragments.iter().cloned());
         let read = |path: &PathBuf| Ok(String::from_utf8_lossy(&shell::read(path)?).into_owned());
         let fragments = files.iter().map(read).collect::<Result<_, CommandError>>()?;
-        Ok(Self { shell, cache: &paths.cache, source, options, fragments })
+        let page_size = options.page_size()?;
+        Ok(Self { shell, cache: &paths.cache, source, options, fragments, page_size })
     }
 
     /// Returns the build of a recipe.
     pub fn plan<'r>(&self, recipe: &'r Recipe) -> Result<Build<'r>, LabError> {
         let mut fragments = self.fragments.clone();
-        fragments.push(self.options.page_size.fragment().to_owned());
+        fragments.push(self.page_size.fragment().to_owned());
         let mut variables = self.options.variables.clone();
         for setting in &recipe.settings {
             match setting {
@@ -118,7 +120,7 @@ impl<'a> KernelBuilder<'a> {
         let objects = self.cache.join("objects").join(key(&format!("{source} {version}")));
         let directory = self.cache.join("kernels").join(key(&recipe.tree.to_string()));
         let settings = sha256(settings.as_bytes())[..16].to_owned();
-        let page_size = page_size(&fragment);
+        let page_size = PageSize::of_config(&fragment).unwrap_or_default();
         Ok(Build { recipe, toolchain, fragment, page_size, settings, objects, directory })
     }
 
@@ -261,13 +263,6 @@ fn mismatches(fragment: &str, config: &str) -> Vec<ConfigMismatch> {
     requested.into_iter().filter_map(mismatch).collect()
 }
 
-/// Returns the base page size of a fragment, whose later lines take precedence.
-fn page_size(fragment: &str) -> PageSize {
-    let symbols = parse_config(fragment);
-    let is_set = |size: &PageSize| symbols.get(size.symbol()) == Some(&"y");
-    [PageSize::Kib16, PageSize::Kib64].into_iter().find(is_set).unwrap_or_default()
-}
-
 /// Parses `CONFIG_X=value`, and `# CONFIG_X is not set` as `n`.
 fn parse_config(text: &str) -> BTreeMap<&str, &str> {
     text.lines()
@@ -282,16 +277,6 @@ fn parse_config(text: &str) -> BTreeMap<&str, &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_page_size_is_that_of_the_last_fragment() {
-        let lab = PageSize::Kib4.fragment();
-
-        for size in [PageSize::Kib4, PageSize::Kib16, PageSize::Kib64] {
-            assert_eq!(page_size(&format!("{lab}\n{}\n", size.fragment())), size);
-        }
-        assert_eq!(page_size(&format!("{lab}\nCONFIG_ARM64_64K_PAGES=y\n")), PageSize::Kib64);
-    }
 
     #[test]
     fn symbols_that_differ_from_the_fragments_are_found() {

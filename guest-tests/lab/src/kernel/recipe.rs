@@ -4,7 +4,7 @@
 //! ```text
 //! --git TREE BEFORE..AFTER [--each]      the commits BEFORE, (between,) AFTER
 //! base + --series NAME | --patches MAIL  base, (patches 1..n,) all patches
-//! --variant SETTING                      the last of these again, with the setting
+//! --variant SETTING                      the last of these without and with the setting
 //! ```
 //!
 //! The base is Debian's source (`--base`), a directory or tarball (`--source`), or a commit
@@ -19,7 +19,7 @@ use crate::{
     kernel::{
         git::TreeId,
         mail::MailedSeries,
-        revisions::{Commit, UserTree},
+        revisions::{Commit, Order, UserTree},
         series::{self, DEFAULT_SERIES, stacks},
         sources::{Source, open_base},
     },
@@ -101,14 +101,14 @@ impl RecipeBook {
             }
         };
         if !kernels.variants.is_empty()
-            && let Some(last) = book.recipes.last()
+            && let Some(last) = book.recipes.pop()
         {
             let mut variant = last.clone();
             for (text, setting) in &kernels.variants {
                 variant.name.push_str(&format!("+{}", directory_name(text)));
                 variant.settings.push(setting.clone());
             }
-            book.recipes.push(variant);
+            book.recipes = vec![last, variant];
         }
         book.retain_named(&kernels.only_kernels)?;
         Ok(book)
@@ -183,6 +183,13 @@ fn of_revisions(
             "{before} and {after} have the same files, so there is nothing to compare"
         )));
     }
+    let remark = match tree.order(&first, &last) {
+        Order::Ancestor => None,
+        Order::Descendant => Some(format!("{after} is an ancestor of {before}")),
+        Order::Diverged => Some(format!(
+            "{before} is no ancestor of {after}: the kernels also differ in the commits of {before}"
+        )),
+    };
     let between = match kernels.each {
         true => tree.commits(&first, &last)?,
         false => vec![last],
@@ -197,7 +204,7 @@ fn of_revisions(
         recipes.push(Recipe::of_commit(name, commit));
     }
     let version = source.version(&source.base)?;
-    Ok(RecipeBook { source, version, recipes, remark: None })
+    Ok(RecipeBook { source, version, recipes, remark })
 }
 
 /// Returns the base and the kernels of `--series`.
@@ -231,11 +238,16 @@ fn of_series(
             },
         });
     }
-    let remark =
-        (recipes.len() == 1 && kernels.variants.is_empty()).then(|| match names.as_slice() {
-            [] => "set BEFORE..AFTER with --git, --patches or --variant".to_owned(),
-            names => format!("set --series to one of: {}", names.join(", ")),
-        });
+    let is_single = recipes.len() == 1 && kernels.variants.is_empty();
+    let remark = is_single.then(|| match (&base, names.as_slice()) {
+        (Some(_), []) => "set BEFORE..AFTER, --patches or --variant".to_owned(),
+        (Some(_), names) => format!(
+            "set BEFORE..AFTER, --patches or --variant, or --series to one of: {}",
+            names.join(", ")
+        ),
+        (None, []) => "set BEFORE..AFTER with --git, --patches or --variant".to_owned(),
+        (None, names) => format!("set --series to one of: {}", names.join(", ")),
+    });
     Ok(RecipeBook { source, version, recipes, remark })
 }
 
@@ -372,6 +384,12 @@ mod tests {
             ("--git TREE --variant LLVM=1", "with base+LLVM=1", "base base+LLVM=1"),
             ("--git TREE HEAD --patches MAIL", "with mail (Linux 6.12, TREE)", "base mail"),
             ("--git TREE HEAD~2..HEAD --only after", "no comparison: only after", "after"),
+            ("--git TREE HEAD..HEAD~1", "HEAD~1 is an ancestor of HEAD", "before after"),
+            (
+                "--git TREE HEAD --patches MAIL --variant CONFIG_X=y",
+                "comparing mail with mail+CONFIG_X=y",
+                "mail mail+CONFIG_X=y",
+            ),
         ] {
             let (found, kernels) = plan(line).unwrap();
 
@@ -387,7 +405,7 @@ mod tests {
     fn a_run_that_would_compare_nothing_is_refused_with_the_reason() {
         for (line, reason) in [
             ("--git TREE HEAD..HEAD", "have the same files"),
-            ("--git TREE HEAD..HEAD~1 --each", "is no ancestor of"),
+            ("--git TREE HEAD..HEAD~1 --each", "is an ancestor of"),
             ("--git TREE --patches MAIL", "base-commit"),
             ("--git TREE HEAD~1 --patches MAIL", "patch 1 of 1 does not apply: Change f"),
             ("--git TREE HEAD~1..HEAD --patches MAIL", "applies to one revision"),

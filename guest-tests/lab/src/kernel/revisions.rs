@@ -48,6 +48,16 @@ pub fn pinned(kernels: &KernelOptions) -> Result<Option<Revisions>, LabError> {
     }))
 }
 
+/// Place of a commit in the history of another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// It is in the history of the other one.
+    Ancestor,
+    /// The other one is in its history.
+    Descendant,
+    Diverged,
+}
+
 /// A user's repository.
 #[derive(Debug, Clone, Copy)]
 pub struct UserTree<'a>(pub &'a Path);
@@ -71,18 +81,30 @@ impl UserTree<'_> {
 
     /// Returns the commits after `before` up to `after` on the first-parent line, oldest first.
     pub fn commits(self, before: &Commit, after: &Commit) -> Result<Vec<Commit>, LabError> {
-        let is_ancestor = self
-            .git("finding the ancestor")
-            .args(["merge-base", "--is-ancestor", &before.hash, &after.hash])
+        let (one, other) = (before.title(), after.title());
+        let reason = match self.order(before, after) {
+            Order::Ancestor => return self.first_parents(&before.hash, &after.hash),
+            Order::Descendant => format!("{other} is an ancestor of {one}: swap them"),
+            Order::Diverged => format!(
+                "{one} is no ancestor of {other}: set their common ancestor instead (git merge-base)"
+            ),
+        };
+        Err(LabError::Unusable(reason))
+    }
+
+    /// Returns the place of `commit` in the history of `other`.
+    pub fn order(self, commit: &Commit, other: &Commit) -> Order {
+        let base = self
+            .git("finding the common ancestor")
+            .args(["merge-base", &commit.hash, &other.hash])
             .query();
-        if is_ancestor.is_err() {
-            return Err(LabError::Unusable(format!(
-                "{} is no ancestor of {}, so no list of commits leads from one to the other",
-                before.title(),
-                after.title()
-            )));
+        // Git fails for commits without a common ancestor.
+        let base = base.unwrap_or_default();
+        match base.trim() {
+            base if base == commit.hash => Order::Ancestor,
+            base if base == other.hash => Order::Descendant,
+            _ => Order::Diverged,
         }
-        self.first_parents(&before.hash, &after.hash)
     }
 
     /// Returns the commits on the first-parent line of `after` that `before` does not contain,
@@ -146,7 +168,10 @@ pub mod tests {
         let subjects: Vec<_> = commits.iter().map(|commit| commit.subject.as_str()).collect();
         assert_eq!(subjects, ["Write 2", "Write 3"]);
         assert_eq!(commits[1], after);
-        assert!(tree.commits(&after, &before).is_err());
+        let swapped = tree.commits(&after, &before).unwrap_err().to_string();
+        assert!(
+            swapped.contains("(\"Write 1\") is an ancestor of") && swapped.contains("swap them")
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use clap::Parser;
 
 use crate::{
+    LabError,
     jobs::matrix::{self, PlannedJob},
     options::{CommonOptions, Matrix, Options, ReportOptions},
 };
@@ -28,14 +29,18 @@ struct Workload {
 }
 
 /// Returns the jobs of the matrix on each kernel.
-pub fn jobs(common: &CommonOptions) -> Vec<PlannedJob> {
+///
+/// # Errors
+/// The page size of the kernels is unknown.
+pub fn jobs(common: &CommonOptions) -> Result<Vec<PlannedJob>, LabError> {
+    let page_size = common.kernels.build.page_size()?;
     let job = |line: &str| {
         // A test parses each line.
         let Workload { matrix } = Workload::parse_from(line.split_ascii_whitespace());
         let options = Options::page_table_test(common.clone(), matrix, ReportOptions::default());
-        matrix::jobs(&options, common.kernels.build.page_size, &[])
+        matrix::jobs(&options, page_size, &[])
     };
-    JOBS.iter().copied().flat_map(job).collect()
+    Ok(JOBS.iter().copied().flat_map(job).collect())
 }
 
 #[cfg(test)]
@@ -45,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_matrix_has_one_boot_for_each_job() {
-        let jobs = jobs(&options("lab").common);
+        let jobs = jobs(&options("lab").common).unwrap();
 
         let names: Vec<_> = jobs.iter().map(|job| job.name.as_str()).collect();
         let expected = [

@@ -96,7 +96,7 @@ impl<'a> Session<'a> {
             shell,
             progress: Progress::new(options.serial.output.dry_run),
             executor,
-            jobs: matrix::jobs(&common),
+            jobs: matrix::jobs(&common)?,
             program: sha256(&programs)[..16].to_owned(),
             run_directory: None,
             paths,

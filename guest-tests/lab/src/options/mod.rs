@@ -47,10 +47,13 @@ impl Options {
     }
 
     /// Returns a run of a tiny matrix, in which no regression is a failure.
-    pub fn smoke(common: CommonOptions) -> Self {
+    ///
+    /// # Errors
+    /// The page size of the kernels is unknown.
+    pub fn smoke(common: CommonOptions) -> Result<Self, LabError> {
         let report = ReportOptions { fail_on: FailOn::Never, ..ReportOptions::default() };
-        let page_size = common.kernels.build.page_size;
-        Self::page_table_test(common, Matrix::smoke(page_size), report)
+        let page_size = common.kernels.build.page_size()?;
+        Ok(Self::page_table_test(common, Matrix::smoke(page_size), report))
     }
 
     /// Returns boots of a Linux guest.
