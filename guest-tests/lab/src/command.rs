@@ -70,6 +70,8 @@ pub struct Command {
     program: OsString,
     args: Vec<OsString>,
     envs: Vec<(OsString, OsString)>,
+    /// Variables of the environment that the command does not inherit.
+    removed_envs: Vec<OsString>,
     directory: Option<PathBuf>,
     input: Option<PathBuf>,
     log: Option<PathBuf>,
@@ -84,6 +86,7 @@ impl Command {
             program: program.into(),
             args: Vec::new(),
             envs: Vec::new(),
+            removed_envs: Vec::new(),
             directory: None,
             input: None,
             log: None,
@@ -106,6 +109,12 @@ impl Command {
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.envs.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    #[must_use]
+    pub fn without_envs(mut self, names: impl IntoIterator<Item = OsString>) -> Self {
+        self.removed_envs.extend(names);
         self
     }
 
@@ -183,6 +192,9 @@ impl Command {
         for name in GIT_VARIABLES {
             command.env_remove(name);
         }
+        for name in &self.removed_envs {
+            command.env_remove(name);
+        }
         command.envs(self.envs.iter().map(|(name, value)| (name, value)));
         if let Some(directory) = &self.directory {
             command.current_dir(directory);
@@ -224,6 +236,12 @@ impl fmt::Display for Command {
         }
         for (name, value) in &self.envs {
             write!(f, "{}={} ", name.to_string_lossy(), quote(value))?;
+        }
+        if !self.removed_envs.is_empty() {
+            f.write_str("env ")?;
+        }
+        for name in &self.removed_envs {
+            write!(f, "-u {} ", quote(name))?;
         }
         if let Some(deadline) = self.deadline {
             write!(f, "timeout {} ", deadline.as_secs())?;
@@ -274,12 +292,14 @@ mod tests {
     fn a_command_prints_as_shell_that_can_be_pasted() {
         let command = Command::new("x", "make")
             .env("A", "b c")
+            .without_envs(["KCFLAGS".into()])
             .args(["-C", "it's"])
             .directory("/tmp/d")
             .input("/tmp/in")
             .log("/tmp/log");
 
-        let shell = r#"(cd /tmp/d && A='b c' make -C "it's" </tmp/in >>/tmp/log 2>&1)"#;
+        let shell =
+            r#"(cd /tmp/d && A='b c' env -u KCFLAGS make -C "it's" </tmp/in >>/tmp/log 2>&1)"#;
         assert_eq!(command.to_string(), shell);
     }
 

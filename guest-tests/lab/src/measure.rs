@@ -14,6 +14,7 @@ use crate::{
         BuildOptions, CommonOptions, ExecutionOptions, HostOptions, KernelOptions, Locations,
         OutputOptions, Paths, SourceOptions,
     },
+    progress::Progress,
     shell::Shell,
 };
 
@@ -56,17 +57,20 @@ pub struct Measurement {
     pub failures: Vec<FailedJob>,
 }
 
-/// Builds the kernel of a recipe, unless it is cached.
+/// Builds the kernel of a recipe, unless it is cached, and prints each remark once.
 pub fn build(
     shell: Shell,
     paths: &Paths,
     source: &Source,
     options: &BuildOptions,
     recipe: &Recipe,
+    progress: &Progress,
 ) -> Result<Kernel, LabError> {
     let _lock = lock_cache(shell, &paths.cache)?;
     let builder = KernelBuilder::new(shell, paths, source, options)?;
-    Ok(builder.build(&builder.plan(recipe)?)?.0)
+    let (kernel, mismatches) = builder.build(&builder.plan(recipe)?)?;
+    mismatches.iter().for_each(|message| progress.print_note_once(message));
+    Ok(kernel)
 }
 
 /// Runs the jobs on a kernel; its files are in the run directory. Returns `None` in a dry run.

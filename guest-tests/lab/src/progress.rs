@@ -3,7 +3,7 @@
 //! remaining time.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{self, IsTerminal},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -15,6 +15,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub struct Progress {
     bar: Option<ProgressBar>,
     jobs: Mutex<JobTimes>,
+    /// Messages that are printed once.
+    printed: Mutex<BTreeSet<String>>,
 }
 
 impl Progress {
@@ -29,7 +31,7 @@ impl Progress {
                 bar
             })
         };
-        Self { bar, jobs: Mutex::new(JobTimes::default()) }
+        Self { bar, jobs: Mutex::default(), printed: Mutex::default() }
     }
 
     pub fn start_stage(&self, text: impl Into<String>) {
@@ -110,6 +112,14 @@ impl Progress {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("lab: {text}")),
             None => eprintln!("lab: {text}"),
+        }
+    }
+
+    /// Prints a message unless it was printed by this function.
+    pub fn print_note_once(&self, text: &str) {
+        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        if printed.insert(text.to_owned()) {
+            self.print_note(text);
         }
     }
 

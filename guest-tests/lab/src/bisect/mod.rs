@@ -39,7 +39,7 @@ use crate::{
         recipe::Recipe,
         revisions::{Commit, UserTree},
         sources::Source,
-        toolchain::Toolchain,
+        toolchain::{Toolchain, environment_remark},
     },
     measure::{self, Measurement},
     options::{Options, Paths, ReportOptions, RunPath},
@@ -178,6 +178,7 @@ impl<'a> Bisection<'a> {
             Source::open_git(shell, &paths.cache, tree, good.tree.clone())?
         };
         let progress = Progress::new(shell.is_dry_run());
+        environment_remark().iter().for_each(|remark| progress.print_note(remark));
         if !shell.is_dry_run() {
             state.write(shell, run_directory.path())?;
         }
@@ -317,7 +318,8 @@ impl<'a> Bisection<'a> {
 
     fn build(&self, commit: &Commit) -> Result<Kernel, LabError> {
         let recipe = Recipe::of_commit(commit.short_hash().to_owned(), commit.clone());
-        measure::build(self.shell, &self.paths, &self.source, &self.options.serial.build, &recipe)
+        let options = &self.options.serial.build;
+        measure::build(self.shell, &self.paths, &self.source, options, &recipe, &self.progress)
     }
 
     /// Runs the jobs on a kernel and returns its figure; `None` if a job failed.

@@ -24,7 +24,7 @@ use crate::{
         image::Kernel,
         recipe::Recipe,
         sources::Source,
-        toolchain::{Toolchain, parallel_jobs},
+        toolchain::{Toolchain, build_environment, parallel_jobs},
     },
     options::{BuildOptions, Paths},
     shell::{self, Shell, partial_path, sha256},
@@ -124,9 +124,9 @@ impl<'a> KernelBuilder<'a> {
         Ok(Build { recipe, toolchain, fragment, page_size, settings, objects, directory })
     }
 
-    /// Builds a kernel, unless it is cached. Returns the kernel and the configuration symbols that
-    /// differ from the fragments.
-    pub fn build(&self, build: &Build<'_>) -> Result<(Kernel, Vec<ConfigMismatch>), LabError> {
+    /// Builds a kernel, unless it is cached. Returns the kernel and messages about the configuration
+    /// symbols that differ from the fragments.
+    pub fn build(&self, build: &Build<'_>) -> Result<(Kernel, Vec<String>), LabError> {
         let recipe = build.recipe;
         let failed = |source| {
             let message = format!("cannot build the kernel '{}'", recipe.name);
@@ -161,9 +161,10 @@ impl<'a> KernelBuilder<'a> {
                 required.join(", ")
             )));
         }
+        refuse_ineffective(recipe, &mismatches)?;
         let mut kernel = Kernel::open(recipe.name.clone(), &image).map_err(failed)?;
         kernel.describe(recipe, &build.toolchain);
-        Ok((kernel, mismatches))
+        Ok((kernel, mismatches.into_iter().map(|(_, message)| message).collect()))
     }
 
     fn compile(&self, build: &Build<'_>) -> Result<(), CommandError> {
@@ -199,6 +200,7 @@ impl<'a> KernelBuilder<'a> {
         shell.run(&make("configuring", &["allnoconfig"]))?;
         let merge = Command::new("merging the configuration", "sh")
             .arg(tree.join("scripts/kconfig/merge_config.sh"))
+            .without_envs(build_environment())
             .args(["-m", "-O"])
             .arg(objects)
             .arg(objects.join(".config"))
@@ -249,7 +251,25 @@ const REQUIRED_SYMBOLS: [&str; 13] = [
 ];
 
 /// Configuration symbol that differs from the fragments, and a message about it.
-pub type ConfigMismatch = (String, String);
+type ConfigMismatch = (String, String);
+
+/// Refuses a symbol of a variant that the configuration of the source does not accept.
+fn refuse_ineffective(recipe: &Recipe, mismatches: &[ConfigMismatch]) -> Result<(), LabError> {
+    let lines = recipe.settings.iter().filter_map(|setting| match setting {
+        BuildSetting::Config(line) => Some(line.as_str()),
+        BuildSetting::Make(_) => None,
+    });
+    let lines: Vec<&str> = lines.collect();
+    let requested = lines.join("\n");
+    let symbols = parse_config(&requested);
+    match mismatches.iter().find(|(symbol, _)| symbols.contains_key(symbol.as_str())) {
+        None => Ok(()),
+        Some((symbol, message)) => Err(LabError::Unusable(format!(
+            "--variant {symbol} has no effect, because {message}: set the symbols on which it \
+             depends with --config, or omit it"
+        ))),
+    }
+}
 
 /// Returns the symbols whose values in `config` and in the fragment differ.
 fn mismatches(fragment: &str, config: &str) -> Vec<ConfigMismatch> {
@@ -277,6 +297,7 @@ fn parse_config(text: &str) -> BTreeMap<&str, &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::git::TreeId;
 
     #[test]
     fn symbols_that_differ_from_the_fragments_are_found() {
@@ -294,5 +315,17 @@ mod tests {
         assert_eq!(found, expected.map(|(symbol, text)| (symbol.to_owned(), text.to_owned())));
         assert!(REQUIRED_SYMBOLS.contains(&"CONFIG_KVM"));
         assert!(!REQUIRED_SYMBOLS.contains(&"CONFIG_NR_CPUS"));
+    }
+
+    #[test]
+    fn a_variant_without_effect_is_refused() {
+        let settings = vec![BuildSetting::Config("CONFIG_PREEMPT=y".to_owned())];
+        let recipe = Recipe { settings, ..Recipe::of_base(TreeId::placeholder()) };
+        let mismatch = |symbol: &str| vec![(symbol.to_owned(), format!("{symbol} is n"))];
+
+        let error = refuse_ineffective(&recipe, &mismatch("CONFIG_PREEMPT")).unwrap_err();
+
+        assert!(error.to_string().contains("--variant CONFIG_PREEMPT has no effect"), "{error}");
+        refuse_ineffective(&recipe, &mismatch("CONFIG_OTHER")).unwrap();
     }
 }

@@ -35,6 +35,7 @@ use self::{
     recipe::RecipeBook,
     selftests::{Invocation, PAGE_TABLE_TEST, SelftestSuite},
     sources::{Source, open_base},
+    toolchain::environment_remark,
 };
 use crate::{
     LabError,
@@ -104,6 +105,9 @@ impl<'a> Preparation<'a> {
         };
         let uses_cache = kernels.images.is_empty() || has_tests;
         let lock = if uses_cache { lock_cache(shell, &paths.cache)? } else { None };
+        if uses_cache && let Some(remark) = environment_remark() {
+            progress.print_note(&remark);
+        }
         let origin = if kernels.images.is_empty() {
             progress.start_stage("source of the kernels");
             let recipes = RecipeBook::new(shell, paths, kernels)?;
@@ -170,10 +174,7 @@ impl<'a> Preparation<'a> {
             progress.start_stage(format!("building the kernel '{}'", recipe.name));
         }
         let (kernel, mismatches) = builder.build(&build)?;
-        // Kernels of one version have the same mismatches, so each is printed once.
-        for (_, message) in mismatches.iter().filter(|_| index == 0) {
-            progress.print_note(message);
-        }
+        mismatches.iter().for_each(|message| progress.print_note_once(message));
         if let Some(remark) = kernel.remark() {
             progress.print_note(&remark);
         }

@@ -46,6 +46,18 @@ pub struct Recipe {
 }
 
 impl Recipe {
+    /// Returns the kernel without patches.
+    pub fn of_base(tree: TreeId) -> Self {
+        Self {
+            name: BASE_NAME.to_owned(),
+            title: None,
+            tree,
+            series: Some(Vec::new()),
+            commit: None,
+            settings: Vec::new(),
+        }
+    }
+
     pub fn of_commit(name: String, commit: Commit) -> Self {
         Self {
             name,
@@ -290,14 +302,7 @@ fn of_mail(shell: Shell, paths: &Paths, kernels: &KernelOptions) -> Result<Recip
         name if name == BASE_NAME => "patched".to_owned(),
         name => name,
     };
-    let mut recipes = vec![Recipe {
-        name: BASE_NAME.to_owned(),
-        title: None,
-        tree: source.base.clone(),
-        series: Some(Vec::new()),
-        commit,
-        settings: Vec::new(),
-    }];
+    let mut recipes = vec![Recipe { commit, ..Recipe::of_base(source.base.clone()) }];
     let mut tree = source.base.clone();
     let all = mail.patches.len();
     for (index, patch) in mail.patches.iter().enumerate() {

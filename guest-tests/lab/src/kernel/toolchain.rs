@@ -4,8 +4,10 @@
 //! `LLVM=1` selects clang and its linker, as in the kernel's own build; without it, gcc compiles,
 //! by the cross compiler of Debian's name unless this machine is arm64 and has none. If `ccache` is
 //! installed, compilers run under it, which has no effect on the results.
+//!
+//! `make` does not inherit variables that change a build: they are no part of a kernel's key.
 
-use std::{env, path::Path};
+use std::{env, ffi::OsString, path::Path};
 
 use crate::{
     command::{Command, CommandError},
@@ -15,6 +17,21 @@ use crate::{
 
 /// Prefix of the cross compiler, and of Debian's native compiler.
 const CROSS_COMPILE: &str = "aarch64-linux-gnu-";
+
+/// Variables of the environment that change a kernel build (`Documentation/kbuild`), besides those
+/// with a prefix of [`BUILD_PREFIXES`]. Variables of ccache and the search path are inherited.
+const BUILD_VARIABLES: &str = "ARCH SUBARCH CROSS_COMPILE CROSS_COMPILE_COMPAT LLVM LLVM_IAS CC LD \
+    AR AS NM CPP STRIP OBJCOPY OBJDUMP READELF PAHOLE RUSTC CFLAGS CPPFLAGS LDFLAGS AFLAGS \
+    KCFLAGS KCPPFLAGS KAFLAGS KRUSTFLAGS CFLAGS_KERNEL AFLAGS_KERNEL CFLAGS_MODULE AFLAGS_MODULE \
+    LDFLAGS_MODULE LDFLAGS_vmlinux CFLAGS_GCOV EXTRA_CFLAGS USERCFLAGS USERLDFLAGS LOCALVERSION \
+    MAKEFLAGS MFLAGS GNUMAKEFLAGS MAKEOVERRIDES MAKEFILES MAKELEVEL O W C V CF CHECK CPATH \
+    C_INCLUDE_PATH LIBRARY_PATH COMPILER_PATH GCC_EXEC_PREFIX OUTPUT KHDR_INCLUDES \
+    INSTALL_HDR_PATH";
+
+const BUILD_PREFIXES: [&str; 3] = ["KCONFIG_", "KBUILD_", "HOST"];
+
+/// Variables that `make` sets for the programs that it starts.
+const UNREPORTED: [&str; 5] = ["MAKEFLAGS", "MFLAGS", "GNUMAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL"];
 
 /// Compiler of a build, identified by the version of its programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +84,7 @@ impl Toolchain {
     /// between machines have fixed values.
     pub fn make(&self, task: &str, tree: &Path) -> Command {
         Command::new(task, "make")
+            .without_envs(build_environment())
             .env("KBUILD_BUILD_TIMESTAMP", "2000-01-01")
             .env("KBUILD_BUILD_USER", "granule")
             .env("KBUILD_BUILD_HOST", "lab")
@@ -75,6 +93,37 @@ impl Toolchain {
             .args(["-s", "-C"])
             .arg(tree)
             .args(&self.arguments)
+    }
+}
+
+/// Returns the names of the variables of the environment that would change a build.
+pub fn build_environment() -> Vec<OsString> {
+    let names = env::vars_os().map(|(name, _)| name);
+    let mut names: Vec<OsString> =
+        names.filter(|name| name.to_str().is_some_and(is_build_variable)).collect();
+    names.sort();
+    names
+}
+
+fn is_build_variable(name: &str) -> bool {
+    let has_prefix = BUILD_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    let is_of_shell = matches!(name, "HOSTNAME" | "HOSTTYPE" | "HOST");
+    (has_prefix && !is_of_shell) || BUILD_VARIABLES.split(' ').any(|variable| variable == name)
+}
+
+/// Returns a message about variables of the environment that builds do not use.
+pub fn environment_remark() -> Option<String> {
+    let names = build_environment();
+    let reported = |name: &OsString| !UNREPORTED.iter().any(|unreported| name == unreported);
+    let names: Vec<_> =
+        names.iter().filter(|name| reported(name)).map(|name| name.to_string_lossy()).collect();
+    match names.as_slice() {
+        [] => None,
+        [name] => Some(format!("{name} of the environment is not used: set it with --make")),
+        names => Some(format!(
+            "{} of the environment are not used: set them with --make",
+            names.join(", ")
+        )),
     }
 }
 
@@ -107,6 +156,17 @@ mod tests {
         assert_eq!(toolchain.version, "one --version, two --version");
         let make = toolchain.make("x", Path::new("/t")).to_string();
         assert!(make.contains("ARCH=arm64") && make.contains("'CC=echo one'"), "{make}");
+    }
+
+    #[test]
+    fn variables_that_change_a_build_are_not_inherited() {
+        for name in ["KCFLAGS", "LLVM", "MAKEFLAGS", "KCONFIG_ALLCONFIG", "HOSTCC", "KBUILD_CFLAGS"]
+        {
+            assert!(is_build_variable(name), "{name}");
+        }
+        for name in ["PATH", "HOME", "CCACHE_DIR", "HOSTNAME", "TMPDIR", "LANG"] {
+            assert!(!is_build_variable(name), "{name}");
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::{
         revisions::{Commit, UserTree},
         source_package::known_suite,
         sources::Source,
+        toolchain::environment_remark,
     },
     measure::{self, Measurement},
     options::{Paths, RunPath},
@@ -87,6 +88,8 @@ impl<'a> Session<'a> {
         }
         let shell = Shell::new(options.serial.output.dry_run);
         let executor = Executor::new(shell, &common, &paths)?;
+        let progress = Progress::new(options.serial.output.dry_run);
+        environment_remark().iter().for_each(|remark| progress.print_note(remark));
         let mut programs = Vec::new();
         for program in [&paths.init, &paths.plugin] {
             programs.extend(fs::read(program).unwrap_or_default());
@@ -94,7 +97,7 @@ impl<'a> Session<'a> {
         Ok(Self {
             options,
             shell,
-            progress: Progress::new(options.serial.output.dry_run),
+            progress,
             executor,
             jobs: matrix::jobs(&common)?,
             program: sha256(&programs)[..16].to_owned(),
@@ -155,14 +158,8 @@ impl<'a> Session<'a> {
                 let suite = self.options.suite.as_deref();
                 let suite = suite.filter(|_| known_suite(&version.to_string()).is_none());
                 let source = Source::open_package(self.shell, cache, *version, suite)?;
-                let recipe = Recipe {
-                    name: format!("linux-{version}"),
-                    title: None,
-                    tree: source.base.clone(),
-                    series: Some(Vec::new()),
-                    commit: None,
-                    settings: Vec::new(),
-                };
+                let name = format!("linux-{version}");
+                let recipe = Recipe { name, ..Recipe::of_base(source.base.clone()) };
                 let package = source.description.trim_end_matches("_all.deb").replace('_', " ");
                 Ok((source, Origin::Package(package), recipe))
             }
@@ -198,7 +195,8 @@ impl<'a> Session<'a> {
         recipe: &Recipe,
     ) -> Result<Option<(Option<String>, Outcome)>, LabError> {
         let build = &self.options.serial.build;
-        let kernel = match measure::build(self.shell, &self.paths, source, build, recipe) {
+        let built = measure::build(self.shell, &self.paths, source, build, recipe, &self.progress);
+        let kernel = match built {
             Ok(kernel) => kernel,
             Err(error @ (LabError::Failed { .. } | LabError::Unusable(_))) => {
                 let text = with_causes(&error);
