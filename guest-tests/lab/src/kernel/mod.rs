@@ -25,7 +25,7 @@ pub mod sources;
 pub mod toolchain;
 
 use std::{
-    fs::{File, TryLockError},
+    fs::{self, File, TryLockError},
     path::{Path, PathBuf},
 };
 
@@ -44,7 +44,6 @@ use crate::{
     options::{KernelOptions, Matrix, Options, Paths, SourceOptions, TestProgram, Workload},
     progress::Progress,
     shell::{self, Shell, absolute},
-    values::LinuxVersion,
 };
 
 pub use image::Kernel;
@@ -192,8 +191,7 @@ fn given_test(workload: &Workload) -> Result<Vec<Invocation>, CommandError> {
     Ok(vec![(path, vec!["-m".to_owned(), mode.to_string()])])
 }
 
-/// Builds the tests of the workload. Selftests are those of the last kernel's tree if it has them,
-/// and of [`selftests::OLDEST_SUITE`] otherwise.
+/// Builds the tests of the workload (see [`selftests`]).
 fn build_tests(
     shell: Shell,
     options: &Options,
@@ -201,35 +199,41 @@ fn build_tests(
     book: Option<&RecipeBook>,
     progress: &Progress,
 ) -> Result<Vec<Invocation>, LabError> {
-    let has_suite = |version: &LinuxVersion| *version >= selftests::OLDEST_SUITE;
     let own = book.and_then(|book| Some((&book.source, &book.recipes.last()?.tree)));
-    let debian;
-    let (source, tree) = match (&options.workload, own) {
-        (Workload::Selftests(_), Some((source, tree)))
-            if source.version(tree)?.is_some_and(|version| has_suite(&version)) =>
-        {
-            (source, tree)
+    let package = |version| Source::open_package(shell, cache, version, None);
+    let debian = match &options.workload {
+        Workload::Selftests(tests) => {
+            let default = own.is_none().then_some(selftests::PAGE_TABLE_TEST_VERSION);
+            tests.tests_of.or(default).map(package).transpose()?
         }
-        (workload, own) => {
-            // The base of built kernels is `own`; `--base` with `--image` names only the tests.
-            let base = options.common.kernels.origin.base.filter(|_| own.is_none());
-            let base = base.filter(|_| matches!(workload, Workload::Selftests(_)));
-            let version = base.filter(has_suite).unwrap_or(selftests::OLDEST_SUITE);
-            debian = Source::open_package(shell, cache, version, None)?;
-            (&debian, &debian.base)
-        }
+        _ => match package(selftests::PAGE_TABLE_TEST_VERSION) {
+            Ok(source) => Some(source),
+            Err(error) if own.is_some_and(|(source, tree)| selftests::has_test(source, tree)) => {
+                progress.print_note(&format!(
+                    "the page-table test is that of the last kernel's tree, because {error}"
+                ));
+                None
+            }
+            Err(error) => return Err(error),
+        },
+    };
+    let Some((source, tree)) = debian.as_ref().map(|source| (source, &source.base)).or(own) else {
+        return Ok(Vec::new());
     };
     let version = source.version(tree)?.map_or_else(String::new, |version| version.to_string());
     progress.start_stage(format!("tests of Linux {version} ({})", source.description));
-    let suite = SelftestSuite::build(shell, cache, &source.repository, tree)?;
+    let variables = &options.common.kernels.build.variables;
+    let suite = SelftestSuite::build(shell, cache, (&source.repository, tree), variables)?;
     if let Some(remark) = suite.remark() {
         progress.print_note(&remark);
     }
     match &options.workload {
         Workload::Selftests(requested) => suite.invocations(&requested.tests),
         Workload::PageTableTest(matrix) => {
-            let mode = ["-m".to_owned(), matrix.mode.id.to_string()];
-            Ok(vec![(suite.program(PAGE_TABLE_TEST), mode.into())])
+            let program = suite.program(PAGE_TABLE_TEST);
+            let mode = fs::read(&program)
+                .map_or_else(|_| matrix.mode.id, |file| guest_mode_number(&file, matrix.mode.id));
+            Ok(vec![(program, vec!["-m".to_owned(), mode.to_string()])])
         }
         Workload::Guest(_) | Workload::Program(_) => Ok(Vec::new()),
     }

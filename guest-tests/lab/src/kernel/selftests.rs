@@ -2,9 +2,10 @@
 //! Builds a tree's KVM selftests as static arm64 programs in the cache, and chooses arguments that
 //! limit each to a minute of emulation.
 //!
-//! The page-table test of Linux 6.1 runs on every base, so that figures are comparable: 6.1 is the
-//! first Debian version whose tests cover this path. All selftests of a run are those of the last
-//! kernel's tree, or of Linux 6.1 for older trees.
+//! The page-table test of Debian's Linux 6.1 runs on every base, so that figures are comparable: 6.1
+//! is the first Debian version that has it. Where the package is not available, it is that of the
+//! last kernel's tree. Selftests are those of the last kernel's tree, or of the version that
+//! `--tests-of` names; an image has no tree, so its tests are those of Linux 6.1.
 
 use std::{
     fs::{self, File},
@@ -19,16 +20,20 @@ use crate::{
     in_use,
     kernel::{
         git::{Repository, TreeId},
+        sources::Source,
         toolchain::{Toolchain, parallel_jobs},
     },
     shell::{Shell, partial_path, read, sha256},
-    values::LinuxVersion,
+    values::{LinuxVersion, MakeVariable},
 };
 
 pub const PAGE_TABLE_TEST: &str = "kvm_page_table_test";
 
-/// Version of the page-table test, and of the selftests for older trees.
-pub const OLDEST_SUITE: LinuxVersion = LinuxVersion { major: 6, minor: 1 };
+/// Version of the page-table test, and of the selftests of images.
+pub const PAGE_TABLE_TEST_VERSION: LinuxVersion = LinuxVersion { major: 6, minor: 1 };
+
+/// Directory of the tests in a kernel tree.
+const SOURCE: &str = "tools/testing/selftests/kvm";
 
 /// File of a suite's directory that is written last: [`TestList`] as JSON.
 const LIST_FILE: &str = "tests.json";
@@ -63,6 +68,12 @@ struct TestList {
     failed: Vec<String>,
 }
 
+/// Reports whether a tree has the page-table test.
+pub fn has_test(source: &Source, tree: &TreeId) -> bool {
+    let path = format!("{SOURCE}/{PAGE_TABLE_TEST}.c");
+    source.repository.has_entry(tree, &path)
+}
+
 /// Built tests of a tree.
 #[derive(Debug)]
 pub struct SelftestSuite {
@@ -79,11 +90,13 @@ impl SelftestSuite {
     pub fn build(
         shell: Shell,
         cache: &Path,
-        repository: &Repository,
-        tree: &TreeId,
+        (repository, tree): (&Repository, &TreeId),
+        variables: &[MakeVariable],
     ) -> Result<Self, LabError> {
-        let toolchain = Toolchain::new(shell, &[])?;
-        let key = sha256(format!("{tree}\n{}", toolchain.version).as_bytes());
+        let toolchain = Toolchain::new(shell, variables)?;
+        let mut inputs = format!("{tree}\n{}", toolchain.version);
+        variables.iter().for_each(|variable| inputs += &format!("\n{variable:?}"));
+        let key = sha256(inputs.as_bytes());
         let directory = cache.join("selftests").join(&key[..16]);
         if let Ok(text) = fs::read_to_string(directory.join(LIST_FILE))
             && let Ok(list) = serde_json::from_str(&text)
@@ -101,7 +114,7 @@ impl SelftestSuite {
             let list = TestList { guest_mode: 0, programs, failed: Vec::new() };
             return Ok(Self { directory, list, is_built: false, _in_use: None });
         }
-        let source = tree.path.join("tools/testing/selftests/kvm");
+        let source = tree.path.join(SOURCE);
         let names = listed_programs(&toolchain, &source)?;
         let (programs, failed): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| partial.join(name).is_file());
@@ -196,7 +209,7 @@ fn compile(
         .arg("headers")
         .log(&log);
     shell.run(&install)?;
-    let source = tree.join("tools/testing/selftests/kvm");
+    let source = tree.join(SOURCE);
     // Backports in 6.1.y use TEST_ASSERT_EQ, which is ASSERT_EQ in 6.1, and a header of the kernel
     // that the tools lack.
     let mut flags = format!("-I{}", shim.display());
@@ -223,7 +236,10 @@ fn compile(
 }
 
 fn tests_command(toolchain: &Toolchain, task: &str, source: &Path, output: &Path) -> Command {
-    toolchain.make(task, source).arg(format!("OUTPUT={}", output.display()))
+    toolchain
+        .make(task, source)
+        .args(&toolchain.program_compiler)
+        .arg(format!("OUTPUT={}", output.display()))
 }
 
 /// Returns the programs that the tree's own Makefile builds for arm64, sorted.

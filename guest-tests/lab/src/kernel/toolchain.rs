@@ -33,12 +33,18 @@ const BUILD_PREFIXES: [&str; 3] = ["KCONFIG_", "KBUILD_", "HOST"];
 /// Variables that `make` sets for the programs that it starts.
 const UNREPORTED: [&str; 5] = ["MAKEFLAGS", "MFLAGS", "GNUMAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL"];
 
+/// Target of clang for programs.
+const TARGET: &str = "aarch64-linux-gnu";
+
 /// Compiler of a build, identified by the version of its programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Toolchain {
     /// First lines of the compiler's and the linker's `--version`.
     pub version: String,
     arguments: Vec<String>,
+    /// Variable of `make` that selects clang for programs, whose Makefiles set no target if `CC` is
+    /// a variable of the command line.
+    pub program_compiler: Option<String>,
 }
 
 impl Toolchain {
@@ -74,10 +80,14 @@ impl Toolchain {
         let mut arguments = vec!["ARCH=arm64".to_owned(), format!("CROSS_COMPILE={prefix}")];
         arguments
             .extend(variables.iter().map(|MakeVariable { name, value }| format!("{name}={value}")));
-        if value("CC").is_none() && is_installed("ccache") {
-            arguments.push(format!("CC=ccache {compiler}"));
+        let cached = if is_installed("ccache") { "ccache " } else { "" };
+        if value("CC").is_none() && !cached.is_empty() {
+            arguments.push(format!("CC={cached}{compiler}"));
         }
-        Ok(Self { version: version.join(", "), arguments })
+        let uses_clang = llvm.is_some() && value("CC").is_none();
+        let program_compiler =
+            uses_clang.then(|| format!("CC={cached}{compiler} --target={TARGET} -fuse-ld=lld"));
+        Ok(Self { version: version.join(", "), arguments, program_compiler })
     }
 
     /// Returns the `make` command for an arm64 kernel tree. Build properties in the image that vary

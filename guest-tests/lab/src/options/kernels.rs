@@ -44,7 +44,7 @@ pub struct KernelOptions {
     pub(crate) first: Option<usize>,
     /// Run this kernel image instead of building one; repeat the option to compare two
     #[arg(long = "image", value_name = "IMAGE",
-          conflicts_with_all = ["source", "git", "revisions", "series", "first", "patches", "each",
+          conflicts_with_all = ["base", "source", "git", "revisions", "series", "first", "patches", "each",
                                 "variants", "page_size", "fragments", "variables", "debug_kernel",
                                 "only_kernels"])]
     pub(crate) images: Vec<PathBuf>,

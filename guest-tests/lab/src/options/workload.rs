@@ -15,7 +15,7 @@ use super::cpu_count_parser;
 use crate::{
     LabError,
     host::program::{Program, check_static_arm64},
-    values::PageSize,
+    values::{LinuxVersion, PageSize},
 };
 
 /// Jobs on each kernel.
@@ -59,7 +59,8 @@ pub enum TestProgram {
     /// `granule bench`
     #[default]
     Bench,
-    /// The kernel's page-table test, from Linux 6.1
+    /// The kernel's page-table test, of Debian's Linux 6.1; of the last kernel's tree if that
+    /// package is not available
     #[value(name = "kvm_page_table_test", alias = "upstream")]
     #[serde(rename = "kvm_page_table_test")]
     KernelPageTableTest,
@@ -199,6 +200,10 @@ pub struct SelftestOptions {
     /// Run only this selftest; arguments after the name replace its default arguments
     #[arg(long = "test", value_name = "NAME [ARGUMENTS]")]
     pub(crate) tests: Vec<String>,
+    /// Run the tests of Debian's linux-source-VERSION [default: those of the last kernel's tree; for
+    /// images 6.1]
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) tests_of: Option<LinuxVersion>,
 }
 
 /// Schedules of a job, if none are set.

@@ -230,7 +230,7 @@ mod tests {
     fn sample(differing: bool) -> String {
         let tests = ["a_test", "b_test", "c_test", "d_test"];
         let selftests = Options {
-            workload: Workload::Selftests(SelftestOptions { tests: Vec::new() }),
+            workload: Workload::Selftests(SelftestOptions { tests: Vec::new(), tests_of: None }),
             ..options("lab")
         };
         let jobs =
