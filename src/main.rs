@@ -42,7 +42,7 @@ enum Command {
     Compare(compare::Args),
     /// Check this machine for KVM and for the lab
     Doctor(doctor::Args),
-    /// Boot a host kernel before and after a series under emulation, and compare
+    /// Boot a host kernel before and after a change under emulation, and compare
     Lab(Box<lab::Args>),
     /// Measure a fixed matrix on a list of kernels, and keep a line and a page of trends
     Ledger(Box<ledger::Args>),

@@ -96,9 +96,13 @@ pub fn version(qemu: &Path) -> Result<String, CommandError> {
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
-/// Starts the emulator with the plugin, and ends it before the first instruction: an unknown CPU
+/// Starts the emulator with the plugin, if it is built, and ends it before the first instruction: an unknown CPU
 /// model, or an interface that this QEMU lacks, is reported before kernels are built.
-pub fn probe(qemu: &Path, machine: &EmulatedMachine, plugin: &Path) -> Result<(), LabError> {
+pub fn probe(
+    qemu: &Path,
+    machine: &EmulatedMachine,
+    plugin: Option<&Path>,
+) -> Result<(), LabError> {
     let unusable = |error: CommandError| {
         let qemu = qemu.display();
         LabError::Unusable(format!("{qemu} cannot run the emulated host (--qemu, --cpu): {error}"))
@@ -106,10 +110,12 @@ pub fn probe(qemu: &Path, machine: &EmulatedMachine, plugin: &Path) -> Result<()
     let failed = |error| CommandError::file("probe", qemu, error);
     let mut quit = tempfile::NamedTempFile::new().map_err(failed)?;
     quit.write_all(b"quit\n").map_err(failed)?;
-    let plugin = machine.plugin_option(plugin, Path::new("/dev/null"));
+    let plugin = plugin.map(|path| machine.plugin_option(path, Path::new("/dev/null")));
+    let plugin = plugin.iter().flat_map(|option| ["-plugin", option]);
     machine
         .emulator(qemu)
-        .args(["-serial", "none", "-monitor", "stdio", "-S", "-plugin", &plugin])
+        .args(["-serial", "none", "-monitor", "stdio", "-S"])
+        .args(plugin)
         .input(quit.path())
         .query()
         .map(drop)
@@ -134,7 +140,7 @@ mod tests {
         let (cpu, memory, quantum) = ("no-such-cpu".into(), Bytes::mib(64), Nanoseconds(100));
         let machine = EmulatedMachine { cpu, cpus: 1, memory, quantum, costs: None };
 
-        let error = probe(qemu, &machine, Path::new("x.so")).unwrap_err().to_string();
+        let error = probe(qemu, &machine, None).unwrap_err().to_string();
 
         assert!(error.contains("--cpu") && error.contains("'no-such-cpu'"), "{error}");
     }

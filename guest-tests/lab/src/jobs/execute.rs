@@ -40,7 +40,7 @@ use crate::{
         outcome_file::{Failure, OutcomeFile},
     },
     kernel::Kernel,
-    options::{CommonOptions, Paths},
+    options::{CommonOptions, DEFAULT_QEMU, HostOptions, Paths},
     shell::{FileHashes, Shell, sha256},
 };
 
@@ -63,19 +63,24 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Returns the executor of a run, after a check of its programs.
+    /// Returns the executor of a run, after a check of its programs. A dry run and a plan require
+    /// only the programs that options name.
     pub fn new(shell: Shell, options: &CommonOptions, paths: &Paths) -> Result<Self, LabError> {
         let CommonOptions { kernels, host, .. } = options;
         let dry = shell.is_dry_run();
-        check_programs(paths, dry)?;
+        check_programs(host, paths, dry)?;
         let emulator_version = match emulator::version(&host.qemu) {
-            Err(_) if dry => "QEMU".to_owned(),
-            version => version?,
+            Err(_) if dry && host.qemu == Path::new(DEFAULT_QEMU) => "QEMU".to_owned(),
+            version => {
+                let version = version.map_err(|error| {
+                    LabError::Unusable(format!("--qemu {}: {error}", host.qemu.display()))
+                })?;
+                let machine = matrix::machine(host, 1, Bytes::mib(64));
+                let plugin = Some(paths.plugin.as_path()).filter(|path| path.is_file());
+                emulator::probe(&host.qemu, &machine, plugin)?;
+                version
+            }
         };
-        if !dry {
-            let machine = matrix::machine(host, 1, Bytes::mib(64));
-            emulator::probe(&host.qemu, &machine, &paths.plugin)?;
-        }
         Ok(Self {
             qemu: host.qemu.clone(),
             init: paths.init.clone(),
@@ -294,13 +299,14 @@ impl Executor {
     }
 }
 
-/// Checks that the required programs of this workspace exist, before the kernels are built.
-fn check_programs(paths: &Paths, dry: bool) -> Result<(), LabError> {
-    for (program, path, option) in [
-        ("the static arm64 `granule`", &paths.init, "--init"),
-        ("the counting plugin", &paths.plugin, "--plugin"),
+/// Checks that the required programs of this workspace exist, before the kernels are built. A dry run
+/// requires only those that options name.
+fn check_programs(host: &HostOptions, paths: &Paths, dry: bool) -> Result<(), LabError> {
+    for (program, path, option, given) in [
+        ("the static arm64 `granule`", &paths.init, "--init", &host.init),
+        ("the counting plugin", &paths.plugin, "--plugin", &host.plugin),
     ] {
-        if !path.is_file() && !dry {
+        if !path.is_file() && (!dry || given.is_some()) {
             return Err(LabError::Unusable(format!(
                 "{program} is missing at {}: run scripts/lab, which builds it, or set {option}",
                 path.display()

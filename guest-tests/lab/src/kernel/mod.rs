@@ -148,7 +148,7 @@ impl<'a> Preparation<'a> {
     }
 
     fn builder<'b>(&'b self, book: &'b RecipeBook) -> Result<KernelBuilder<'b>, LabError> {
-        Ok(KernelBuilder::new(self.shell, self.paths, &book.source, &self.kernels.build)?)
+        KernelBuilder::new(self.shell, self.paths, &book.source, &self.kernels.build)
     }
 
     /// Builds all kernels.

@@ -68,10 +68,10 @@ struct TestList {
     failed: Vec<String>,
 }
 
-/// Reports whether a tree has the page-table test.
+/// Reports whether a tree has the page-table test, or may have it in a dry run.
 pub fn has_test(source: &Source, tree: &TreeId) -> bool {
     let path = format!("{SOURCE}/{PAGE_TABLE_TEST}.c");
-    source.repository.has_entry(tree, &path)
+    tree.is_placeholder() || source.repository.has_entry(tree, &path)
 }
 
 /// Built tests of a tree.

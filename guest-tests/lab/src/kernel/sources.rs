@@ -19,7 +19,7 @@ use crate::{
     LabError,
     command::{Command, CommandError},
     kernel::{
-        git::{Repository, TreeId, object_directory},
+        git::{Repository, TreeId, git, object_directory},
         revisions::UserTree,
         source_package::download,
     },
@@ -38,11 +38,13 @@ pub struct Source {
     pub description: String,
     /// Version of a directory whose files a dry run does not import.
     version_of_directory: Option<LinuxVersion>,
+    /// Indicates that the repository of `--git` may lack objects that its remote has.
+    is_partial_clone: bool,
 }
 
 impl Source {
     const fn new(repository: Repository, base: TreeId, description: String) -> Self {
-        Self { repository, base, description, version_of_directory: None }
+        Self { repository, base, description, version_of_directory: None, is_partial_clone: false }
     }
 
     /// Opens Debian's source of a version.
@@ -97,9 +99,34 @@ impl Source {
         let directory = cache.join("sources").join(path_id(&objects));
         let repository = Repository::open(shell, &directory, Some(&objects))?;
         let description = path.display().to_string();
-        let exists = |file: &str| repository.has_entry(&base, file);
-        check_linux(&path, exists)?;
-        Ok(Self::new(repository, base, description))
+        let source = Self {
+            is_partial_clone: is_partial_clone(&path),
+            ..Self::new(repository, base, description)
+        };
+        source.check_objects(&source.base)?;
+        check_linux(&path, |file| source.repository.has_entry(&source.base, file))?;
+        Ok(source)
+    }
+
+    /// Refuses a tree of which a partial clone lacks files. The objects of a user's repository are
+    /// only read, so Git does not fetch them.
+    fn check_objects(&self, tree: &TreeId) -> Result<(), LabError> {
+        if !self.is_partial_clone || tree.is_placeholder() {
+            return Ok(());
+        }
+        let list = self
+            .repository
+            .query("listing the objects of the source")
+            .args(["rev-list", "--objects", "--missing=print", &tree.to_string()])
+            .query()?;
+        match list.lines().filter(|line| line.starts_with('?')).count() {
+            0 => Ok(()),
+            count => Err(LabError::Unusable(format!(
+                "{path} is a partial clone that lacks {count} objects of the tree {tree}: fetch all \
+                 objects with `git -C {path} fetch --refetch --no-filter`",
+                path = self.description
+            ))),
+        }
     }
 
     /// Unpacks and imports a package or a tarball, unless it is in the cache.
@@ -130,6 +157,7 @@ impl Source {
 
     /// Returns the Linux version of a tree of this source; `None` in a dry run without the source.
     pub fn version(&self, tree: &TreeId) -> Result<Option<LinuxVersion>, LabError> {
+        self.check_objects(tree)?;
         let version = if tree.is_placeholder() {
             let Some(version) = self.version_of_directory else { return Ok(None) };
             Some(version)
@@ -169,6 +197,13 @@ pub fn open_base(shell: Shell, cache: &Path, origin: &SourceOptions) -> Result<S
     let source = Source::open_path(shell, cache, path)?;
     check(source.version(&source.base)?)?;
     Ok(source)
+}
+
+/// Reports whether Git cloned only some objects of a repository (`git clone --filter`).
+fn is_partial_clone(path: &Path) -> bool {
+    const PROMISOR: &str = r"^(extensions\.partialclone|remote\..*\.promisor)$";
+    let query = git("finding a partial clone").arg("-C").arg(path);
+    query.args(["config", "--get-regexp", PROMISOR]).query().is_ok()
 }
 
 /// Returns a directory name for a path: its last component, and a hash of the whole path.
@@ -228,6 +263,7 @@ fn inner_tarball(directory: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::revisions::tests::repository;
 
     fn small_tree(at: &Path) {
         fs::create_dir_all(at.join("arch/arm64")).unwrap();
@@ -291,6 +327,26 @@ mod tests {
         assert_eq!(first.base, again.base);
         let checkout = again.repository.switch_to(&again.base).unwrap();
         assert!(checkout.path.join("arch/arm64").is_dir());
+    }
+
+    #[test]
+    fn a_partial_clone_is_refused_with_the_command_that_completes_it() {
+        let user = repository(&["1", "2"]);
+        let run = |args: &[&str]| {
+            git("x").arg("-C").arg(user.path()).args(args).query().unwrap();
+        };
+        run(&["config", "uploadpack.allowFilter", "true"]);
+        let url = format!("file://{}", user.path().display());
+        run(&["clone", "-q", "--filter=blob:none", "--no-checkout", &url, "part"]);
+        let (part, cache) = (user.path().join("part"), user.path().join("cache"));
+        let tree = UserTree(&part).commit("HEAD").unwrap().tree;
+        let open = || Source::open_git(Shell::new(false), &cache, &part, tree.clone());
+
+        let error = open().unwrap_err().to_string();
+        run(&["-C", "part", "fetch", "-q", "--refetch", "--no-filter"]);
+
+        assert!(error.contains("lacks 2 objects") && error.contains("--refetch"), "{error}");
+        open().unwrap();
     }
 
     #[test]

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::costs::CostTable;
 
+/// Program of the emulator on the search path.
+pub const DEFAULT_QEMU: &str = "qemu-system-aarch64";
+
 /// The emulated host.
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Host")]
@@ -41,14 +44,14 @@ pub struct HostOptions {
           value_parser = value_parser!(u64).range(1..))]
     pub(crate) deadline: u64,
     /// QEMU's program for arm64
-    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-aarch64")]
+    #[arg(long, value_name = "PROGRAM", default_value = DEFAULT_QEMU)]
     pub(crate) qemu: PathBuf,
     /// The static arm64 `granule` [default: beside this program]
     #[arg(long, value_name = "FILE")]
-    pub(super) init: Option<PathBuf>,
+    pub(crate) init: Option<PathBuf>,
     /// The counting plugin [default: beside this program]
     #[arg(long, value_name = "FILE")]
-    pub(super) plugin: Option<PathBuf>,
+    pub(crate) plugin: Option<PathBuf>,
 }
 
 impl HostOptions {

@@ -15,13 +15,11 @@ use crate::{
 #[derive(Debug, Clone, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Kernel")]
 pub struct KernelOptions {
-    #[command(flatten)]
-    pub(crate) origin: SourceOptions,
     /// Git repository of the kernels, which is only read: compare BEFORE with AFTER
     #[arg(long, value_name = "TREE", conflicts_with_all = ["base", "source", "suite"])]
     pub(crate) git: Option<PathBuf>,
     /// Revisions for --git: BEFORE..AFTER, or one as the base of --patches, --series or --variant
-    #[arg(value_name = "BEFORE..AFTER")]
+    #[arg(value_name = "BEFORE..AFTER", help_heading = None::<&str>)]
     pub(crate) revisions: Option<Revisions>,
     /// Patches to apply: an mbox file (b4 am), or a directory of git format-patch. With --git, the
     /// base is the revision, or the commit in the line base-commit
@@ -35,6 +33,8 @@ pub struct KernelOptions {
     #[arg(long = "variant", value_name = "SETTING", value_parser = parse_variant,
           conflicts_with = "each")]
     pub(crate) variants: Vec<(String, BuildSetting)>,
+    #[command(flatten)]
+    pub(crate) origin: SourceOptions,
     /// Series of this repository to apply, in order [default: stage2-fault-path, if the version has
     /// it]
     #[arg(long, value_name = "NAME")]

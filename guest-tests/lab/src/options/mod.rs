@@ -26,6 +26,7 @@ pub use self::{
         GuestMatrix, Matrix, ProgramMatrix, ProgramOptions, SelftestOptions, TestProgram, Workload,
     },
 };
+pub(crate) use host::DEFAULT_QEMU;
 pub(crate) use workload::ProgramPlace;
 
 /// A run: kernels, the jobs on each, and what becomes of the results.
@@ -156,7 +157,7 @@ pub struct ReportOptions {
     /// Smallest slowdown that is a regression [default: 3]
     #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
     min_effect: Option<f64>,
-    /// Verdict for which the exit code is 1
+    /// Verdict for which the exit code is 1, in the comparison of any two kernels
     #[arg(long, value_enum, value_name = "VERDICT", default_value_t)]
     pub(crate) fail_on: FailOn,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Compares the kernels of a run: the last with the first and, with more than two kernels, each
-//! with its predecessor.
+//! with its predecessor. Each comparison may fail the run.
 
 use granule_report::{
     Comparison, ComparisonOptions, ComparisonSet, LabelledSide, command_line, input, render,
@@ -50,10 +50,10 @@ pub fn compare(
         report.push_str(&format!("{}\n", render::text(&comparison)));
         markdown.push_str(&format!("{}\n", render::markdown(&comparison)));
         let page = render::html(&comparison);
+        if options.report.fail_on.is_failure(&comparison) {
+            status = RunStatus::Failed;
+        }
         if index == whole_series {
-            if options.report.fail_on.is_failure(&comparison) {
-                status = RunStatus::Failed;
-            }
             html = Some(page);
         } else {
             run_directory.write_html(Some(pair[1]), &page)?;
