@@ -40,7 +40,7 @@ use crate::{
         outcome_file::{Failure, OutcomeFile},
     },
     kernel::Kernel,
-    options::{CommonOptions, DEFAULT_QEMU, HostOptions, Paths},
+    options::{CommonOptions, DEFAULT_QEMU, DefaultPrograms, Paths},
     shell::{FileHashes, Shell, sha256},
 };
 
@@ -68,7 +68,7 @@ impl Executor {
     pub fn new(shell: Shell, options: &CommonOptions, paths: &Paths) -> Result<Self, LabError> {
         let CommonOptions { kernels, host, .. } = options;
         let dry = shell.is_dry_run();
-        check_programs(host, paths, dry)?;
+        check_programs(paths, dry)?;
         let emulator_version = match emulator::version(&host.qemu) {
             Err(_) if dry && host.qemu == Path::new(DEFAULT_QEMU) => "QEMU".to_owned(),
             version => {
@@ -301,12 +301,13 @@ impl Executor {
 
 /// Checks that the required programs of this workspace exist, before the kernels are built. A dry run
 /// requires only those that options name.
-fn check_programs(host: &HostOptions, paths: &Paths, dry: bool) -> Result<(), LabError> {
-    for (program, path, option, given) in [
-        ("the static arm64 `granule`", &paths.init, "--init", &host.init),
-        ("the counting plugin", &paths.plugin, "--plugin", &host.plugin),
+fn check_programs(paths: &Paths, dry: bool) -> Result<(), LabError> {
+    let DefaultPrograms { init, plugin } = DefaultPrograms::new()?;
+    for (program, path, option, default) in [
+        ("the static arm64 `granule`", &paths.init, "--init", init),
+        ("the counting plugin", &paths.plugin, "--plugin", plugin),
     ] {
-        if !path.is_file() && (!dry || given.is_some()) {
+        if !path.is_file() && (!dry || *path != default) {
             return Err(LabError::Unusable(format!(
                 "{program} is missing at {}: run scripts/lab, which builds it, or set {option}",
                 path.display()

@@ -48,10 +48,10 @@ pub struct HostOptions {
     pub(crate) qemu: PathBuf,
     /// The static arm64 `granule` [default: beside this program]
     #[arg(long, value_name = "FILE")]
-    pub(crate) init: Option<PathBuf>,
+    pub(super) init: Option<PathBuf>,
     /// The counting plugin [default: beside this program]
     #[arg(long, value_name = "FILE")]
-    pub(crate) plugin: Option<PathBuf>,
+    pub(super) plugin: Option<PathBuf>,
 }
 
 impl HostOptions {

@@ -7,7 +7,7 @@ mod kernels;
 mod workload;
 
 use std::{
-    env,
+    env, io,
     path::{Path, PathBuf, absolute},
 };
 
@@ -258,6 +258,25 @@ pub(crate) enum RunPath {
     Numbered(PathBuf),
 }
 
+/// Paths of the programs that no option sets.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct DefaultPrograms {
+    pub init: PathBuf,
+    pub plugin: PathBuf,
+}
+
+impl DefaultPrograms {
+    pub fn new() -> io::Result<Self> {
+        let program = env::current_exe()?;
+        let built = program.parent().unwrap_or(Path::new(""));
+        let target = built.parent().unwrap_or(Path::new(""));
+        Ok(Self {
+            init: target.join("aarch64-unknown-linux-musl/release/granule"),
+            plugin: built.join("libgranule_qemu_plugin.so"),
+        })
+    }
+}
+
 /// Paths of a run.
 #[derive(Debug)]
 pub(crate) struct Paths {
@@ -274,15 +293,13 @@ impl Paths {
     /// Returns the paths of a run. By default, `init` and plugin are beside this program.
     pub fn new(options: &CommonOptions) -> Result<Self, LabError> {
         let CommonOptions { kernels, host, output, .. } = options;
-        let program = env::current_exe()?;
-        let built = program.parent().unwrap_or(Path::new(""));
-        let target = built.parent().unwrap_or(Path::new(""));
+        let DefaultPrograms { init, plugin } = DefaultPrograms::new()?;
         let or =
             |path: &Option<PathBuf>, default: PathBuf| absolute(path.clone().unwrap_or(default));
         Ok(Self {
             linux: kernels.origin.locations.linux()?,
-            init: or(&host.init, target.join("aarch64-unknown-linux-musl/release/granule"))?,
-            plugin: or(&host.plugin, built.join("libgranule_qemu_plugin.so"))?,
+            init: or(&host.init, init)?,
+            plugin: or(&host.plugin, plugin)?,
             cache: kernels.origin.locations.cache()?,
             out: match &output.out {
                 Some(path) => RunPath::Given(absolute(path)?),
