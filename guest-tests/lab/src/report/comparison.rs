@@ -137,7 +137,39 @@ mod tests {
     use granule_types::record::Record;
 
     use super::*;
-    use crate::{options::RunPath, shell::Shell};
+    use crate::{jobs::matrix::tests::options, options::RunPath, shell::Shell};
+
+    /// Compares three kernels with these times of `create`.
+    fn compare_three(times: [u64; 3]) -> RunStatus {
+        let directory = tempfile::tempdir().unwrap();
+        let kernels = ["before", "1-0123", "after"]
+            .map(|name| Kernel::placeholder(name.to_owned(), "Image".into()));
+        let run_directory =
+            RunDirectory::create(Shell::new(false), &RunPath::Given(directory.path().into()))
+                .unwrap();
+        run_directory.add_kernels(Shell::new(false), &kernels).unwrap();
+        for (kernel, time) in kernels.iter().zip(times) {
+            let record = |seed: u64| -> Record {
+                serde_json::from_value(serde_json::json!({
+                    "schema": granule_types::record::SCHEMA, "engine": "kvm", "phase": "create",
+                    "ns": time + seed,
+                    "config": {"mode": "", "backing": "anonymous", "memory": 65536, "vcpus": 1,
+                               "seed": seed, "iteration": 0},
+                }))
+                .unwrap()
+            };
+            let records: Vec<Record> = (0..10).map(record).collect();
+            let text = record_lines(&records).unwrap();
+            std::fs::write(run_directory.results_path(kernel), text).unwrap();
+        }
+        compare(&options("lab --git tree a..b --each"), &run_directory, &kernels).unwrap()
+    }
+
+    #[test]
+    fn a_regression_of_one_commit_fails_the_run_although_a_later_one_compensates_it() {
+        assert_eq!(compare_three([1_000_000, 2_000_000, 1_000_000]), RunStatus::Failed);
+        assert_eq!(compare_three([1_000_000; 3]), RunStatus::Passed);
+    }
 
     #[test]
     fn the_html_report_of_one_kernel_has_its_phases() {
