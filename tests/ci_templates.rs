@@ -200,3 +200,22 @@ fn the_gitlab_template_fetches_the_base_of_the_merge_request() {
     assert!(calls.trim_end().ends_with("-v 2"), "{calls}");
     git(&machine.path("linux"), &["cat-file", "-e", &before]);
 }
+
+#[test]
+fn the_limit_of_the_verdict_is_an_option() {
+    for (after, options, expected) in
+        [(1020, "", 0), (1020, "--min-effect 1", 1), (2000, "--fail-on=never", 0)]
+    {
+        let machine = CiMachine::new(after, 0);
+        machine.clone_linux(2);
+
+        let output = machine.run(
+            &format!("../granule/scripts/ci-compare . HEAD^1..HEAD ../results {options}"),
+            &[],
+        );
+
+        assert_eq!(output.status.code(), Some(expected), "{output:?}");
+        let calls = machine.read("calls");
+        assert!(calls.ends_with("--fail-on never -s anonymous -s anonymous_hugetlb_2mb -b 16M\n"));
+    }
+}
