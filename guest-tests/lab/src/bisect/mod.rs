@@ -172,6 +172,9 @@ impl<'a> Bisection<'a> {
                 (RunDirectory::create(shell, &paths.out)?, state)
             }
         };
+        if !shell.is_dry_run() {
+            state.write(shell, run_directory.path())?;
+        }
         interrupt::set_run_directory("lab bisect", run_directory.path(), "");
         let source = {
             let _lock = lock_cache(shell, &paths.cache)?;
@@ -179,9 +182,6 @@ impl<'a> Bisection<'a> {
         };
         let progress = Progress::new(shell.is_dry_run());
         environment_remark().iter().for_each(|remark| progress.print_note(remark));
-        if !shell.is_dry_run() {
-            state.write(shell, run_directory.path())?;
-        }
         let (good_figure, boots) = (0, 0);
         Ok(Self {
             options,
