@@ -159,7 +159,7 @@ impl<'a> Bisection<'a> {
         run.workload.check(page_size)?;
         let jobs = matrix::jobs(&run, page_size, &[]);
         let compiler = Toolchain::new(shell, &options.serial.build.variables)?.version;
-        let files = options.input_files()?;
+        let files = options.input_hashes()?;
         let inputs = format!("{compiler} {} {files:?}", executor.emulator_version);
         let inputs = sha256(inputs.as_bytes());
         let (run_directory, state) = match (resumed, &paths.out) {

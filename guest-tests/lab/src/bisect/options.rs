@@ -15,7 +15,7 @@ use crate::{
     measure::SerialOptions,
     options::{Matrix, Paths, pin_paths},
     plan::differing_keys,
-    shell::absolute,
+    shell::{absolute, sha256},
 };
 
 /// Options of `granule lab bisect`.
@@ -98,12 +98,12 @@ impl BisectOptions {
         Ok(resumed)
     }
 
-    /// Returns the contents of the files on which figures depend.
-    pub(super) fn input_files(&self) -> Result<Vec<Vec<u8>>, LabError> {
+    /// Returns the hashes of the files on which figures depend.
+    pub(super) fn input_hashes(&self) -> Result<Vec<String>, LabError> {
         let paths = self.paths()?;
         let files = [&paths.init, &paths.plugin].into_iter();
         let files = files.chain(&self.serial.build.fragments).chain(&self.matrix.test_binary);
-        Ok(files.map(|file| fs::read(file).unwrap_or_default()).collect())
+        Ok(files.map(|file| sha256(&fs::read(file).unwrap_or_default())).collect())
     }
 
     /// Returns the options of `granule lab bisect --resume`.
