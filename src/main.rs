@@ -99,6 +99,7 @@ fn main() -> ExitCode {
         Ok(CommandOutcome::Inconclusive) => ExitCode::from(125),
         Ok(CommandOutcome::Abort) => ExitCode::from(128),
         Err(error) => {
+            granule_lab::interrupt::wait_if_ending();
             print_error(error.as_ref());
             ExitCode::from(2)
         }
