@@ -54,7 +54,7 @@ impl Toolchain {
             let mut last = variables.iter().rev();
             last.find(|variable| variable.name == name).map(|variable| variable.value.as_str())
         };
-        let prefix = cross_compile_prefix();
+        let prefix = cross_compile_prefix(cfg!(target_arch = "aarch64"), is_installed);
         // `LLVM=-15` selects clang-15, `LLVM=/usr/lib/llvm-15/bin/` that directory.
         let llvm = value("LLVM").filter(|value| !value.is_empty());
         let tool = |name: &str, gnu: &str| match llvm {
@@ -137,9 +137,8 @@ pub fn environment_remark() -> Option<String> {
     }
 }
 
-/// Returns the prefix of the programs for arm64.
-fn cross_compile_prefix() -> &'static str {
-    let is_native = cfg!(target_arch = "aarch64");
+/// Returns the prefix of the programs for arm64; `is_native` indicates an arm64 machine.
+fn cross_compile_prefix(is_native: bool, is_installed: impl Fn(&str) -> bool) -> &'static str {
     if is_native && !is_installed(&format!("{CROSS_COMPILE}gcc")) { "" } else { CROSS_COMPILE }
 }
 
@@ -177,6 +176,16 @@ mod tests {
         for name in ["PATH", "HOME", "CCACHE_DIR", "HOSTNAME", "TMPDIR", "LANG"] {
             assert!(!is_build_variable(name), "{name}");
         }
+    }
+
+    #[test]
+    fn an_arm64_machine_without_prefixed_programs_uses_its_own() {
+        assert_eq!(cross_compile_prefix(true, |_| false), "");
+        assert_eq!(
+            cross_compile_prefix(true, |program| program == "aarch64-linux-gnu-gcc"),
+            "aarch64-linux-gnu-"
+        );
+        assert_eq!(cross_compile_prefix(false, |_| false), "aarch64-linux-gnu-");
     }
 
     #[test]
