@@ -109,7 +109,8 @@ impl Figure {
 
     /// Formats the metric with its phases: `DC CIVAC of update`.
     pub fn describe(&self) -> String {
-        format!("{} of {}", self.metric.name(), self.phases())
+        let metric = if self.metric.is_time() { "elapsed ns" } else { self.metric.name() };
+        format!("{metric} of {}", self.phases())
     }
 
     fn phases(&self) -> String {
