@@ -102,8 +102,11 @@ pub struct Checker {
     pub(super) event_index: u64,
     pub(super) effect: Effect,
     event_cpu: u8,
-    violations: Vec<Violation>,
+    pub(super) violations: Vec<Violation>,
     violated_rules: BTreeSet<Rule>,
+    /// Indicates that an operation may end before its restrictions have reached all TLBs, until
+    /// [`Checker::end_call`].
+    pub(super) defers_restrictions: bool,
 }
 
 impl Checker {
@@ -126,6 +129,7 @@ impl Checker {
             event_cpu: 0,
             violations: Vec::new(),
             violated_rules: BTreeSet::new(),
+            defers_restrictions: false,
         }
     }
 

@@ -143,6 +143,13 @@ rules! {
         "Linux: fault_supports_stage2_huge_mapping()";
 }
 
+impl Rule {
+    /// Returns whether a violation is seen only by the holds on the table's lock.
+    pub(super) const fn requires_lock(self) -> bool {
+        matches!(self, Self::LockDiscipline | Self::SharedStore | Self::VmidNotRestored)
+    }
+}
+
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

@@ -109,6 +109,17 @@ impl TableModel {
         self.table_states.insert(table, zeroed);
     }
 
+    /// Adds a table with these entries, whose stores by `writer` no barrier has ordered.
+    pub(super) fn adopt(
+        &mut self,
+        table: TableAddress,
+        entries: BTreeMap<u64, Descriptor>,
+        writer: Option<usize>,
+    ) {
+        let size = self.geometry.granule().size();
+        self.table_states.insert(table, TableState { entries, writer, ..TableState::new(size, 1) });
+    }
+
     pub(super) fn free(&mut self, table: TableAddress) -> Option<i64> {
         self.changed_tables.remove(&table);
         self.table_states.remove(&table).map(|table| table.reference_count)

@@ -40,7 +40,7 @@ impl Checker {
         }
     }
 
-    pub(super) fn make_valid(
+    pub(in crate::check) fn make_valid(
         &mut self,
         cpu: usize,
         position: &EntryPosition,

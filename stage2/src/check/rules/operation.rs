@@ -91,10 +91,20 @@ impl Checker {
             let detail = format!("entry {:#x} is left locked", entry.0);
             self.report(Rule::LockedEntry, detail);
         }
-        let is_incomplete = |stale: &mut StaleEntry| {
-            stale.changed_by == cpu && stale.entry.change != EntryChange::Relaxed
-        };
-        let left: Vec<_> = self.tlbs.stale_entries.extract_if(.., is_incomplete).collect();
+        let defers = self.defers_restrictions;
+        self.report_incomplete(|stale| {
+            stale.changed_by == cpu
+                && match stale.entry.change {
+                    EntryChange::Removed => true,
+                    EntryChange::Restricted => !defers,
+                    EntryChange::Relaxed => false,
+                }
+        });
+    }
+
+    /// Reports the selected entries that a CPU may still hold, and removes them.
+    pub(in crate::check) fn report_incomplete(&mut self, selects: impl Fn(&StaleEntry) -> bool) {
+        let left: Vec<_> = self.tlbs.stale_entries.extract_if(.., |stale| selects(stale)).collect();
         for stale in left {
             let entry = &stale.entry;
             let rule = if stale.holds_only_combined() {

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Additions to the checker for tables that a hypervisor builds before the checker sees them, and for
+//! several guests on one machine.
+
+use alloc::{collections::BTreeMap, vec::Vec};
+
+use crate::{
+    address::{EntryAddress, TableAddress},
+    check::{Checker, StoreKind, Violation, stale_entry::EntryChange, table_model::EntryPosition},
+    descriptor::Descriptor,
+    geometry::Geometry,
+    operations::{Scope, Tlbi, Vmid},
+};
+
+impl Checker {
+    pub(super) const fn geometry(&self) -> Geometry {
+        self.setup.geometry
+    }
+
+    pub(super) fn current_vmid(&self, cpu: usize) -> Vmid {
+        self.cpus[cpu].vmid
+    }
+
+    /// Applies the rules of FEAT_S2FWB.
+    pub(super) const fn set_fwb(&mut self) {
+        self.setup.features.fwb = true;
+    }
+
+    /// Lets operations end before their restrictions have reached all TLBs, until
+    /// [`Checker::end_call`].
+    pub(super) const fn defer_restrictions(&mut self) {
+        self.defers_restrictions = true;
+    }
+
+    /// Reports restrictions that have not reached all TLBs.
+    pub(super) fn end_call(&mut self) {
+        self.report_incomplete(|stale| stale.entry.change == EntryChange::Restricted);
+    }
+
+    /// Invalidates the entries of all VMIDs.
+    pub(super) fn invalidate_all_vmids(&mut self, cpu: usize, scope: Scope) {
+        self.tlbs.invalidate(cpu, Tlbi::All { scope });
+    }
+
+    /// Adds a table with these entries. A table of the same address has been freed since.
+    pub(super) fn adopt_table(
+        &mut self,
+        table: TableAddress,
+        entries: BTreeMap<u64, Descriptor>,
+        writer: Option<usize>,
+    ) {
+        if self.tables.table_states.contains_key(&table) {
+            self.free(table);
+        }
+        self.tables.adopt(table, entries, writer);
+    }
+
+    /// Adds an entry of the root that was made before the first event.
+    pub(super) fn adopt_entry(&mut self, cpu: usize, entry: EntryAddress, value: Descriptor) {
+        let root = self.setup.root;
+        let index = (entry.0 - root.0) / 8;
+        let level = self.setup.geometry.start_level();
+        let Some(table) = self.tables.table_states.get_mut(&root) else { return };
+        table.entries.insert(index, value);
+        if value.is_valid() {
+            let ipa = table.ipa + index * self.setup.geometry.span(level);
+            self.make_valid(cpu, &EntryPosition { entry, level, ipa }, value, StoreKind::Release);
+        }
+    }
+
+    /// Removes and returns the violations.
+    pub(super) fn take_violations(&mut self) -> Vec<Violation> {
+        core::mem::take(&mut self.violations)
+    }
+}

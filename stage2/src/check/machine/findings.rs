@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Violations, one for each rule and call stack, with the events that led to the first one.
+
+use alloc::{
+    collections::{BTreeMap, VecDeque},
+    string::String,
+    vec::Vec,
+};
+
+use super::event::{MachineAction, MachineEvent};
+use crate::{
+    address::PhysAddr,
+    check::{Rule, Violation},
+    operations::Vmid,
+};
+
+/// Number of events that are kept for the history of a finding.
+const KEPT_EVENTS: usize = 4096;
+/// Number of events of a finding's history.
+const HISTORY: usize = 16;
+/// Functions of a call stack that tell findings apart: more would repeat one defect for each caller.
+const TOLD_APART_BY: usize = 4;
+
+/// A defect: a violated rule and the place in the hypervisor.
+#[derive(Debug, Clone)]
+pub struct Finding {
+    /// The violated rule.
+    pub rule: Rule,
+    /// The number of the first violating event, counted from 0.
+    pub event: u64,
+    /// The CPU of the first violating event.
+    pub cpu: u8,
+    /// The root table of the guest, and its VMID at the event.
+    pub guest: (PhysAddr, Vmid),
+    /// The addresses and values of the first violation.
+    pub detail: String,
+    /// Return addresses of the first violating event, from the innermost function on.
+    pub stack: Vec<u64>,
+    /// Events before the first violation that concern the guest or its CPU, numbered, the last one is
+    /// the violating event.
+    pub history: Vec<(u64, MachineEvent)>,
+    /// The number of violations.
+    pub count: u64,
+}
+
+/// Collects findings and the last events.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    found: BTreeMap<(Rule, Vec<u64>), Finding>,
+    recent: VecDeque<(u64, MachineEvent)>,
+}
+
+impl Findings {
+    pub(super) fn remember(&mut self, index: u64, event: &MachineEvent) {
+        if matches!(event.action, MachineAction::HostWrite(_) | MachineAction::Stack(..)) {
+            return;
+        }
+        if self.recent.len() == KEPT_EVENTS {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((index, event.clone()));
+    }
+
+    pub(super) fn add(
+        &mut self,
+        violation: Violation,
+        event: u64,
+        guest: (PhysAddr, Vmid),
+        stack: &[u64],
+    ) {
+        let key = (violation.rule, stack.iter().copied().take(TOLD_APART_BY).collect());
+        let recent = &self.recent;
+        let finding = self.found.entry(key).or_insert_with(|| Finding {
+            rule: violation.rule,
+            event,
+            cpu: violation.cpu,
+            guest,
+            detail: violation.detail,
+            stack: stack.to_vec(),
+            history: history(recent, violation.cpu),
+            count: 0,
+        });
+        finding.count += 1;
+    }
+
+    /// Returns the findings in the order of their first events.
+    pub(super) fn in_order(&self) -> Vec<&Finding> {
+        let mut found: Vec<_> = self.found.values().collect();
+        found.sort_by_key(|finding| (finding.event, finding.rule));
+        found
+    }
+}
+
+/// Returns the last stores of all CPUs, and other events of one CPU.
+fn history(recent: &VecDeque<(u64, MachineEvent)>, cpu: u8) -> Vec<(u64, MachineEvent)> {
+    let concerns = |(_, event): &&(u64, MachineEvent)| {
+        event.cpu == cpu || matches!(event.action, MachineAction::Store { .. })
+    };
+    let mut last: Vec<_> = recent.iter().rev().filter(concerns).take(HISTORY).cloned().collect();
+    last.reverse();
+    last
+}

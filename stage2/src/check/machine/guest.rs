@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest: its stage-2 table with a checker, and the lock that protects the table.
+
+use alloc::{vec, vec::Vec};
+
+use super::{
+    lock::{Hold, Lock},
+    registers::Registers,
+};
+use crate::{
+    address::{PhysAddr, TableAddress},
+    check::{Action, Checker, Event, Setup},
+    engine::Features,
+    geometry::Geometry,
+    operations::{Note, Vmid},
+};
+
+/// VMID of the guest in the events of its checker. A hypervisor may assign another one at any time.
+const OWN: Vmid = Vmid(1);
+/// VMID of all other guests, and of the host.
+const OTHER: Vmid = Vmid(0);
+
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) root: PhysAddr,
+    pub(super) checker: Checker,
+    /// Address of the lock's word, from the first store on that was made under a lock.
+    pub(super) lock: Option<PhysAddr>,
+    /// The holds on the lock that the checker knows.
+    holds: Vec<Option<Hold>>,
+    /// Indicates that the host has destroyed the guest.
+    pub(super) is_destroyed: bool,
+}
+
+impl Guest {
+    pub(super) fn new(root: PhysAddr, geometry: Geometry, features: Features, cpus: u8) -> Self {
+        let root_table = TableAddress(root.0);
+        let setup = Setup { geometry, features, vmid: OWN, root: root_table, cpus };
+        let mut checker = Checker::new(setup);
+        checker.defer_restrictions();
+        Self {
+            root,
+            checker,
+            lock: None,
+            holds: vec![None; usize::from(cpus)],
+            is_destroyed: false,
+        }
+    }
+
+    pub(super) fn check(&mut self, cpu: u8, action: Action) {
+        self.checker.check(&Event { cpu, action });
+    }
+
+    /// Makes the guest current on a CPU, or another one, after a change of registers.
+    pub(super) fn select(&mut self, cpu: u8, registers: Registers) {
+        let is_own = registers.selects_guest() && registers.root() == Some(self.root);
+        let vmid = if is_own { OWN } else { OTHER };
+        if self.checker.current_vmid(usize::from(cpu)) != vmid {
+            self.check(cpu, Action::SwitchVmid(vmid));
+        }
+        if is_own && registers.enables_stage2() && registers.has_fwb() {
+            self.checker.set_fwb();
+        }
+    }
+
+    /// Passes changes of the lock's holders to the checker.
+    pub(super) fn update_lock(&mut self, lock: &Lock) {
+        for cpu in 0..self.holds.len() {
+            let (before, after) = (self.holds[cpu], lock.hold(cpu));
+            if before == after {
+                continue;
+            }
+            let Ok(number) = u8::try_from(cpu) else { continue };
+            self.holds[cpu] = after;
+            if let Some(hold) = before {
+                self.check(number, Action::Note(Note::Unlock));
+                self.walk(number, hold, false);
+            }
+            if let Some(hold) = after {
+                self.check(
+                    number,
+                    Action::Note(Note::Lock { is_exclusive: hold == Hold::Exclusive }),
+                );
+                self.walk(number, hold, true);
+            }
+        }
+    }
+
+    /// Treats the time of a shared hold as a walk: tables that it may reach must not be reused.
+    fn walk(&mut self, cpu: u8, hold: Hold, begins: bool) {
+        if hold == Hold::Shared {
+            self.check(cpu, Action::Walk { begins });
+        }
+    }
+}

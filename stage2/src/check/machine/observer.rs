@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Translates the events of a machine to those of one checker for each guest.
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec,
+    vec::Vec,
+};
+
+use super::{
+    event::{Domain, IcScope, MachineAction, MachineEvent, OrderedAccesses},
+    findings::{Finding, Findings},
+    guest::Guest,
+    hypervisor::{Hypervisor, Role},
+    lock::Lock,
+    pages::{Pages, TablePage, child},
+    registers::Registers,
+    tlbi::{self, Invalidation},
+};
+use crate::{
+    address::{EntryAddress, PhysAddr, TableAddress},
+    check::{Action, Rule, StoreKind, cache_model::AddressSet},
+    descriptor::Descriptor,
+    engine::Features,
+    geometry::Geometry,
+    operations::Dsb,
+};
+
+/// Configuration of an observed machine.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// The number of CPUs, up to 64.
+    pub cpus: u8,
+    /// The features common to all CPUs. FEAT_S2FWB is in use if a hypervisor sets HCR_EL2.FWB.
+    pub features: Features,
+    /// First address and bytes of the memory, which is dirty until it is cleaned.
+    pub memory: (PhysAddr, u64),
+    /// The hypervisor.
+    pub hypervisor: Hypervisor,
+    /// Rules that are not applied.
+    pub disabled_rules: BTreeSet<Rule>,
+}
+
+/// Numbers that describe what an observer has seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Events.
+    pub events: u64,
+    /// Stage-2 tables of guests that were checked.
+    pub guests: u64,
+    /// Stage-2 tables that cannot be checked: reserved geometry.
+    pub unsupported: u64,
+    /// Stores to linked tables.
+    pub stores: u64,
+    /// Linked tables whose contents the trace does not tell.
+    pub unknown_tables: u64,
+}
+
+/// Checks the events of a machine.
+#[derive(Debug)]
+pub struct Observer {
+    machine: Machine,
+    registers: Vec<Registers>,
+    guests: Vec<Guest>,
+    by_root: BTreeMap<PhysAddr, usize>,
+    unsupported_roots: BTreeSet<PhysAddr>,
+    pages: Option<Pages>,
+    locks: BTreeMap<PhysAddr, Lock>,
+    /// Lock of the table that a hypervisor's structure describes, by the structure's address.
+    lock_of_structure: BTreeMap<u64, PhysAddr>,
+    /// Structures of the last creation on each CPU, whose lock is the next watched word.
+    created_structures: BTreeMap<u8, u64>,
+    stacks: BTreeMap<u32, Vec<u64>>,
+    clean_ranges: AddressSet<PhysAddr>,
+    /// Calls in which the hypervisor may delay the invalidation of restricted entries.
+    calls: u64,
+    findings: Findings,
+    totals: Totals,
+}
+
+impl Observer {
+    /// Creates an observer of a machine whose memory contains no table yet.
+    pub fn new(machine: Machine) -> Self {
+        Self {
+            registers: vec![Registers::default(); usize::from(machine.cpus)],
+            machine,
+            guests: Vec::new(),
+            by_root: BTreeMap::new(),
+            unsupported_roots: BTreeSet::new(),
+            pages: None,
+            locks: BTreeMap::new(),
+            lock_of_structure: BTreeMap::new(),
+            created_structures: BTreeMap::new(),
+            stacks: BTreeMap::new(),
+            clean_ranges: AddressSet::default(),
+            calls: 0,
+            findings: Findings::default(),
+            totals: Totals::default(),
+        }
+    }
+
+    /// Returns the findings in the order of their first events.
+    pub fn findings(&self) -> Vec<&Finding> {
+        self.findings.in_order()
+    }
+
+    /// Returns what has been seen.
+    pub const fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Checks the next event. An event of a CPU that does not exist is ignored.
+    pub fn observe(&mut self, event: &MachineEvent) {
+        let index = self.totals.events;
+        self.totals.events += 1;
+        self.findings.remember(index, event);
+        if usize::from(event.cpu) >= self.registers.len() {
+            return;
+        }
+        self.dispatch(event);
+        self.collect(index, event);
+    }
+
+    fn dispatch(&mut self, event: &MachineEvent) {
+        let cpu = event.cpu;
+        match &event.action {
+            MachineAction::Stack(number, addresses) => {
+                self.stacks.insert(*number, addresses.clone());
+            }
+            MachineAction::SetVtcr(value) => self.registers[usize::from(cpu)].vtcr = *value,
+            MachineAction::SetVttbr(value) => {
+                self.registers[usize::from(cpu)].vttbr = *value;
+                self.select(cpu);
+            }
+            MachineAction::SetHcr(value) => {
+                self.registers[usize::from(cpu)].hcr = *value;
+                self.select(cpu);
+            }
+            MachineAction::Table { table, level, unordered_writer, entries } => {
+                let page = TablePage {
+                    level: *level,
+                    entries: entries.iter().copied().collect(),
+                    unordered_writer: *unordered_writer,
+                    guest: None,
+                };
+                self.add_table(cpu, *table, page);
+            }
+            MachineAction::Store { entry, old, new, kind } => {
+                let normalize = |value| Descriptor(self.machine.hypervisor.normalize(value));
+                let (old, new) = (normalize(*old), normalize(*new));
+                self.store(cpu, *entry, (old, new), *kind);
+            }
+            MachineAction::Dsb(accesses, domain) => {
+                if let Some(kind) = dsb(*accesses, *domain) {
+                    self.check_all(cpu, Action::Dsb(kind));
+                }
+            }
+            MachineAction::Dmb(..) => {}
+            MachineAction::Isb => self.check_all(cpu, Action::Isb),
+            MachineAction::Tlbi(name, operand) => self.invalidate(cpu, name, *operand),
+            MachineAction::Dc(_, phys, size) => {
+                self.clean_ranges.add(*phys, *size);
+                self.check_all(cpu, Action::CleanInvalidate { phys: *phys, size: *size });
+            }
+            MachineAction::Ic(scope) => {
+                let range = match scope {
+                    IcScope::Range(phys, size) => Some((*phys, *size)),
+                    IcScope::AllCpus => None,
+                    IcScope::ThisCpu => return,
+                };
+                self.check_all(cpu, Action::InvalidateICache(range));
+            }
+            MachineAction::HostWrite(page) => {
+                let size = 0x1000;
+                self.clean_ranges.remove(*page, size);
+                self.check_all(cpu, Action::HostWrite { phys: *page, size });
+            }
+            MachineAction::Word { word, old, new } => self.change_lock(cpu, *word, *old, *new),
+            MachineAction::Enter(number, arguments) => self.enter(cpu, *number, arguments),
+            MachineAction::Leave(number, _) => self.leave(*number),
+        }
+    }
+
+    fn check_all(&mut self, cpu: u8, action: Action) {
+        for guest in self.guests.iter_mut().filter(|guest| !guest.is_destroyed) {
+            guest.check(cpu, action);
+        }
+    }
+
+    /// Moves new violations to the findings.
+    fn collect(&mut self, index: u64, event: &MachineEvent) {
+        let stack = event.stack.and_then(|number| self.stacks.get(&number));
+        let stack = stack.map_or(&[][..], Vec::as_slice);
+        for guest in &mut self.guests {
+            let vmid = self.registers[usize::from(event.cpu)].vmid();
+            for violation in guest.checker.take_violations() {
+                if !self.machine.disabled_rules.contains(&violation.rule)
+                    && (guest.lock.is_some() || !violation.rule.requires_lock())
+                {
+                    self.findings.add(violation, index, (guest.root, vmid), stack);
+                }
+            }
+        }
+    }
+
+    fn select(&mut self, cpu: u8) {
+        let registers = self.registers[usize::from(cpu)];
+        if let Some(root) = registers.root()
+            && !self.by_root.contains_key(&root)
+            && !self.unsupported_roots.contains(&root)
+        {
+            match registers.geometry() {
+                Some(geometry) => self.add_guest(cpu, root, geometry),
+                None => {
+                    self.unsupported_roots.insert(root);
+                    self.totals.unsupported += 1;
+                }
+            }
+        }
+        for guest in self.guests.iter_mut().filter(|guest| !guest.is_destroyed) {
+            guest.select(cpu, registers);
+        }
+    }
+
+    fn add_guest(&mut self, cpu: u8, root: PhysAddr, geometry: Geometry) {
+        let features = Features { fwb: false, ..self.machine.features };
+        let mut guest = Guest::new(root, geometry, features, self.machine.cpus);
+        let (start, size) = self.machine.memory;
+        for (at, size) in self.clean_ranges.gaps(start, size) {
+            guest.check(cpu, Action::HostWrite { phys: at, size });
+        }
+        for (other, registers) in (0..).zip(&self.registers) {
+            guest.select(other, *registers);
+            // The switch preceded the first event of the guest.
+            guest.check(other, Action::Isb);
+        }
+        let number = self.guests.len();
+        self.by_root.insert(root, number);
+        self.guests.push(guest);
+        self.totals.guests += 1;
+        let granule = geometry.granule().size();
+        self.pages.get_or_insert_with(|| Pages::new(granule));
+        for index in 0..geometry.root_tables() {
+            self.adopt_root(cpu, number, root + index * granule);
+        }
+    }
+
+    /// Adopts the entries of a root table that were made before the guest first ran.
+    fn adopt_root(&mut self, cpu: u8, number: usize, table: PhysAddr) {
+        let Some(pages) = &mut self.pages else { return };
+        for (at, page) in pages.assign(TableAddress(table.0), number) {
+            let checker = &mut self.guests[number].checker;
+            match at.0 == table.0 {
+                true => {
+                    for (index, value) in page.entries {
+                        let entry = EntryAddress(table.0 + u64::from(index) * 8);
+                        checker.adopt_entry(usize::from(cpu), entry, Descriptor(value));
+                    }
+                }
+                false => checker.adopt_table(at, entries_of(&page), writer_of(&page)),
+            }
+        }
+    }
+
+    fn add_table(&mut self, cpu: u8, table: PhysAddr, page: TablePage) {
+        let registers = self.registers[usize::from(cpu)];
+        let Some(geometry) = registers.geometry() else { return };
+        let granule = geometry.granule().size();
+        self.pages.get_or_insert_with(|| Pages::new(granule)).insert(table, page);
+        // The root of a guest that is known already: VTTBR_EL2 was written before its table is told.
+        if let Some((root, number)) = self.by_root.range(..=table).next_back()
+            && table.0 < root.0 + geometry.root_tables() * granule
+        {
+            self.adopt_root(cpu, *number, table);
+        }
+    }
+
+    fn store(
+        &mut self,
+        cpu: u8,
+        entry: PhysAddr,
+        (old, new): (Descriptor, Descriptor),
+        kind: StoreKind,
+    ) {
+        let Some(pages) = &mut self.pages else { return };
+        let Some((page, index)) = pages.of_entry(entry) else { return };
+        match new {
+            Descriptor::EMPTY => page.entries.remove(&index),
+            Descriptor(value) => page.entries.insert(index, value),
+        };
+        let level = page.level;
+        let Some(number) = page.guest else {
+            page.unordered_writer = Some(cpu);
+            return;
+        };
+        self.totals.stores += 1;
+        let (before, after) = (child(old, level), child(new, level));
+        if let Some(table) = after.filter(|_| before != after) {
+            let tables = pages.assign(table, number);
+            self.totals.unknown_tables += u64::from(tables.is_empty());
+            for (at, page) in &tables {
+                self.guests[number].checker.adopt_table(*at, entries_of(page), writer_of(page));
+            }
+            if tables.is_empty() {
+                self.guests[number].checker.adopt_table(table, BTreeMap::new(), None);
+            }
+        }
+        self.associate_lock(cpu, number);
+        let action = Action::Store { entry: EntryAddress(entry.0), old, new, kind };
+        self.guests[number].check(cpu, action);
+        if let Some(table) = before.filter(|_| before != after)
+            && let Some(pages) = &mut self.pages
+        {
+            pages.forget(table);
+        }
+    }
+
+    fn invalidate(&mut self, cpu: u8, name: &str, operand: u64) {
+        let registers = self.registers[usize::from(cpu)];
+        let own = registers.root().and_then(|root| self.by_root.get(&root)).copied();
+        let any = Geometry::new(crate::geometry::Granule::K4, 40);
+        let geometry = own.map(|number| self.guests[number].checker.geometry());
+        let Some(geometry) = geometry.or(any.ok()) else { return };
+        match tlbi::decode(name, operand, &geometry) {
+            Some(Invalidation::AllVmids(scope)) => {
+                for guest in &mut self.guests {
+                    guest.checker.invalidate_all_vmids(usize::from(cpu), scope);
+                }
+            }
+            Some(Invalidation::CurrentVmid(kind)) => {
+                // With E2H and TGE, the EL1&0 regime is the host's.
+                if let Some(number) = own.filter(|_| registers.selects_guest()) {
+                    self.guests[number].check(cpu, Action::Tlbi(kind));
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn change_lock(&mut self, cpu: u8, word: PhysAddr, old: u64, new: u64) {
+        let cpus = usize::from(self.machine.cpus);
+        let kind = self.machine.hypervisor.lock;
+        let lock = self.locks.entry(word).or_insert_with(|| Lock::new(kind, cpus));
+        lock.change(usize::from(cpu), old, new);
+        if let Some(structure) = self.created_structures.remove(&cpu) {
+            self.lock_of_structure.insert(structure, word);
+        }
+        let users = self.guests.iter_mut().filter(|guest| guest.lock == Some(word));
+        users.for_each(|guest| guest.update_lock(lock));
+    }
+
+    /// Finds the lock of a guest: the one that a CPU holds while it writes the table.
+    fn associate_lock(&mut self, cpu: u8, number: usize) {
+        if self.guests[number].lock.is_some() {
+            return;
+        }
+        let taken: BTreeSet<_> = self.guests.iter().filter_map(|guest| guest.lock).collect();
+        let held = self
+            .locks
+            .iter()
+            .find(|(word, lock)| !taken.contains(word) && lock.hold(usize::from(cpu)).is_some());
+        if let Some((word, lock)) = held {
+            self.guests[number].lock = Some(*word);
+            self.guests[number].update_lock(lock);
+        }
+    }
+
+    fn enter(&mut self, cpu: u8, number: u16, arguments: &[u64; 4]) {
+        match self.machine.hypervisor.role(number) {
+            Some(Role::Call) => self.calls += 1,
+            Some(Role::Destroy) => {
+                let lock = self.lock_of_structure.remove(&arguments[0]);
+                self.destroy(lock);
+            }
+            Some(Role::Create) => {
+                self.created_structures.insert(cpu, arguments[1]);
+            }
+            None => {}
+        }
+    }
+
+    fn leave(&mut self, number: u16) {
+        if self.machine.hypervisor.role(number) == Some(Role::Call) {
+            self.calls = self.calls.saturating_sub(1);
+            if self.calls == 0 {
+                for guest in self.guests.iter_mut().filter(|guest| !guest.is_destroyed) {
+                    guest.checker.end_call();
+                }
+            }
+        }
+    }
+
+    /// Ends the checks of the guest with this lock: its tables are freed without locks.
+    fn destroy(&mut self, lock: Option<PhysAddr>) {
+        let is_it = |guest: &Guest| !guest.is_destroyed && guest.lock == lock;
+        let Some(number) = lock.and_then(|_| self.guests.iter().position(is_it)) else { return };
+        self.guests[number].is_destroyed = true;
+        self.by_root.remove(&self.guests[number].root);
+        if let Some(pages) = &mut self.pages {
+            pages.release(number);
+        }
+    }
+}
+
+fn entries_of(page: &TablePage) -> BTreeMap<u64, Descriptor> {
+    page.entries.iter().map(|(index, value)| (u64::from(*index), Descriptor(*value))).collect()
+}
+
+fn writer_of(page: &TablePage) -> Option<usize> {
+    page.unordered_writer.map(usize::from)
+}
+
+/// Returns the model's barrier that orders the same accesses of table walkers, if any.
+const fn dsb(accesses: OrderedAccesses, domain: Domain) -> Option<Dsb> {
+    Some(match (accesses, domain) {
+        (OrderedAccesses::All, Domain::NonShareable) => Dsb::Nsh,
+        (OrderedAccesses::All, _) => Dsb::Ish,
+        (OrderedAccesses::Stores, Domain::NonShareable) => Dsb::NshSt,
+        (OrderedAccesses::Stores, _) => Dsb::IshSt,
+        (OrderedAccesses::Loads, _) => return None,
+    })
+}

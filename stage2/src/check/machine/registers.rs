@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! VTCR_EL2, VTTBR_EL2 and HCR_EL2 (Arm ARM D24.2), as far as they determine the stage-2 table and
+//! the translation regime to which a TLB invalidation applies.
+
+use crate::{
+    address::PhysAddr,
+    geometry::{Geometry, Granule},
+    operations::Vmid,
+};
+
+const HCR_VM: u64 = 1;
+const HCR_TGE: u64 = 1 << 27;
+const HCR_E2H: u64 = 1 << 34;
+const HCR_FWB: u64 = 1 << 46;
+
+/// The registers of a CPU that select its stage-2 table.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Registers {
+    pub(super) vtcr: u64,
+    pub(super) vttbr: u64,
+    pub(super) hcr: u64,
+}
+
+impl Registers {
+    /// Returns the address of the root table, or `None` if no table is selected.
+    pub(super) const fn root(self) -> Option<PhysAddr> {
+        let root = self.vttbr & 0x0000_ffff_ffff_fffe;
+        if root == 0 { None } else { Some(PhysAddr(root)) }
+    }
+
+    pub(super) const fn vmid(self) -> Vmid {
+        Vmid((self.vttbr >> 48) as u16)
+    }
+
+    /// Returns whether invalidations of the EL1&0 regime apply to the guest of VTTBR_EL2. With E2H
+    /// and TGE they apply to the host.
+    pub(super) const fn selects_guest(self) -> bool {
+        self.hcr & (HCR_E2H | HCR_TGE) != HCR_E2H | HCR_TGE
+    }
+
+    pub(super) const fn has_fwb(self) -> bool {
+        self.hcr & HCR_FWB != 0
+    }
+
+    /// Returns whether stage 2 is enabled.
+    pub(super) const fn enables_stage2(self) -> bool {
+        self.hcr & HCR_VM != 0
+    }
+
+    /// Returns the geometry of VTCR_EL2, or `None` if it is reserved or starts at another level than
+    /// the lowest possible one.
+    pub(super) fn geometry(self) -> Option<Geometry> {
+        let granule = match self.vtcr >> 14 & 3 {
+            0 => Granule::K4,
+            1 => Granule::K64,
+            2 => Granule::K16,
+            _ => return None,
+        };
+        let ipa_bits = 64 - (self.vtcr & 0x3f) as u32;
+        let geometry = Geometry::new(granule, ipa_bits).ok()?;
+        let level = match (granule, self.vtcr >> 6 & 3) {
+            (Granule::K4, sl0 @ 0..=2) => 2 - sl0,
+            (Granule::K16 | Granule::K64, sl0 @ 0..=2) => 3 - sl0,
+            _ => return None,
+        };
+        (u64::from(geometry.start_level().number()) == level).then_some(geometry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_value_of_a_running_kernel_has_40_bits_in_4k_granules_from_level_1() {
+        let registers = Registers { vtcr: 0x8002_3558, ..Registers::default() };
+
+        let geometry = registers.geometry().unwrap();
+
+        assert_eq!((geometry.granule(), geometry.ipa_bits()), (Granule::K4, 40));
+        assert_eq!((geometry.start_level().number(), geometry.root_tables()), (1, 2));
+    }
+
+    #[test]
+    fn a_root_with_another_start_level_is_refused() {
+        let registers = Registers { vtcr: 0x8002_3598, ..Registers::default() };
+
+        assert_eq!(registers.geometry(), None);
+    }
+
+    #[test]
+    fn with_e2h_and_tge_invalidations_apply_to_the_host() {
+        let registers = |hcr| Registers { hcr, ..Registers::default() };
+
+        assert!(!registers(HCR_E2H | HCR_TGE).selects_guest());
+        assert!(registers(HCR_E2H | HCR_VM).selects_guest());
+        assert!(registers(0).selects_guest());
+    }
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Decodes the operands of TLB invalidations (Arm ARM C5.5).
+
+use crate::{
+    address::Ipa,
+    geometry::{Geometry, Granule, Level},
+    operations::{Scope, Tlbi},
+};
+
+/// The effect of an invalidation on guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Invalidation {
+    /// Entries of the current VMID.
+    CurrentVmid(Tlbi),
+    /// Entries of all VMIDs (`ALLE1`).
+    AllVmids(Scope),
+}
+
+/// Decodes an invalidation by its name in lower case and its operand; `None` if it does not affect
+/// stage 2 or entries combined with it.
+pub(super) fn decode(name: &str, operand: u64, geometry: &Geometry) -> Option<Invalidation> {
+    let name = name.strip_suffix("nxs").unwrap_or(name);
+    let (name, scope) = match name.strip_suffix("is").or_else(|| name.strip_suffix("os")) {
+        Some(name) => (name, Scope::Broadcast),
+        None => (name, Scope::Local),
+    };
+    let kind = match name {
+        "ipas2e1" | "ipas2le1" => Tlbi::Ipa {
+            ipa: Ipa(operand << 12 & 0x00ff_ffff_ffff_f000),
+            ttl: address_ttl(operand >> 44 & 0xf, geometry.granule()),
+            leaf_only: name == "ipas2le1",
+            scope,
+        },
+        "ripas2e1" | "ripas2le1" => range(operand, geometry.granule(), scope),
+        "vmalle1" => Tlbi::Stage1 { scope },
+        "vmalls12e1" => Tlbi::All { scope },
+        "alle1" => return Some(Invalidation::AllVmids(scope)),
+        _ => return None,
+    };
+    Some(Invalidation::CurrentVmid(kind))
+}
+
+/// Decodes the TTL hint of an operation by address: granule and level (FEAT_TTL). A hint of another
+/// granule is no hint.
+fn address_ttl(ttl: u64, granule: Granule) -> Option<Level> {
+    let of_granule = match granule {
+        Granule::K4 => 1,
+        Granule::K16 => 2,
+        Granule::K64 => 3,
+    };
+    let level = u8::try_from(ttl & 3).ok()?;
+    // Level 0 of these granules has no leaf, so the hint is reserved.
+    (ttl >> 2 == of_granule && level > 0).then(|| Level::new(level)).flatten()
+}
+
+/// Decodes a range: BaseADDR, TTL, NUM, SCALE and TG.
+fn range(operand: u64, granule: Granule, scope: Scope) -> Tlbi {
+    let (base, ttl) = (operand & 0x1f_ffff_ffff, operand >> 37 & 3);
+    let (number, scale) = (operand >> 39 & 0x1f, operand >> 44 & 3);
+    let pages = (number + 1) << (5 * scale + 1);
+    Tlbi::Range {
+        ipa: Ipa(base << granule.shift()),
+        size: pages << granule.shift(),
+        ttl: u8::try_from(ttl).ok().filter(|ttl| *ttl > 0).and_then(Level::new),
+        scope,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry() -> Geometry {
+        Geometry::new(Granule::K4, 40).unwrap()
+    }
+
+    #[test]
+    fn an_address_has_a_level_hint_of_its_granule() {
+        let ipa = |operand| decode("ipas2e1is", operand, &geometry());
+        let expected = |ttl| {
+            let (ipa, scope) = (Ipa(0x4_1a00_0000), Scope::Broadcast);
+            Some(Invalidation::CurrentVmid(Tlbi::Ipa { ipa, ttl, leaf_only: false, scope }))
+        };
+
+        assert_eq!(ipa(0x0041_a000), expected(None));
+        assert_eq!(ipa(0x6 << 44 | 0x0041_a000), expected(Level::new(2)));
+        assert_eq!(ipa(0xa << 44 | 0x0041_a000), expected(None));
+    }
+
+    #[test]
+    fn a_range_consists_of_number_and_scale() {
+        let operand = 0x100 | 3 << 37 | 7 << 39 | 1 << 44 | 1 << 46;
+
+        let decoded = decode("ripas2e1is", operand, &geometry());
+
+        let (ipa, size, ttl) = (Ipa(0x10_0000), 8 * 64 * 0x1000, Level::new(3));
+        let scope = Scope::Broadcast;
+        let expected = Invalidation::CurrentVmid(Tlbi::Range { ipa, size, ttl, scope });
+        assert_eq!(decoded, Some(expected));
+    }
+
+    #[test]
+    fn invalidations_of_the_host_are_ignored() {
+        assert_eq!(decode("vae2is", 0, &geometry()), None);
+        assert_eq!(decode("alle2", 0, &geometry()), None);
+        assert_eq!(
+            decode("alle1is", 0, &geometry()),
+            Some(Invalidation::AllVmids(Scope::Broadcast))
+        );
+    }
+}
