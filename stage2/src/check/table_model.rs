@@ -66,6 +66,8 @@ pub(super) struct TableModel {
     /// Leaves that are broken and not yet replaced, while the lock is held.
     pub(super) broken_leaves: BTreeMap<EntryAddress, Descriptor>,
     pub(super) changed_tables: BTreeSet<TableAddress>,
+    /// Tables with a `writer`, or that had one.
+    unpublished_tables: BTreeSet<TableAddress>,
     /// Flag set when the trace first changes a reference count.
     counts_references: bool,
     geometry: Geometry,
@@ -89,6 +91,7 @@ impl TableModel {
             locked_entries: BTreeMap::new(),
             broken_leaves: BTreeMap::new(),
             changed_tables: BTreeSet::new(),
+            unpublished_tables: BTreeSet::new(),
             counts_references: false,
             geometry,
             root: setup.root,
@@ -107,6 +110,7 @@ impl TableModel {
         let zeroed =
             TableState { writer: Some(cpu), ..TableState::new(self.geometry.granule().size(), 1) };
         self.table_states.insert(table, zeroed);
+        self.unpublished_tables.insert(table);
     }
 
     /// Adds a table with these entries, whose stores by `writer` no barrier has ordered.
@@ -118,6 +122,7 @@ impl TableModel {
     ) {
         let size = self.geometry.granule().size();
         self.table_states.insert(table, TableState { entries, writer, ..TableState::new(size, 1) });
+        self.unpublished_tables.insert(table);
     }
 
     pub(super) fn free(&mut self, table: TableAddress) -> Option<i64> {
@@ -133,13 +138,22 @@ impl TableModel {
         self.table_states.get(&table)?.unlinked_at
     }
 
+    /// Records a plain store of a CPU to a table.
+    pub(super) fn set_writer(&mut self, table: TableAddress, cpu: usize) {
+        if let Some(state) = self.table_states.get_mut(&table) {
+            state.writer = Some(cpu);
+            self.unpublished_tables.insert(table);
+        }
+    }
+
     /// Records a barrier, which orders the stores of a CPU.
     pub(super) fn publish_stores(&mut self, cpu: usize) {
-        for table in self.table_states.values_mut() {
-            if table.writer == Some(cpu) {
-                table.writer = None;
-            }
-        }
+        let states = &mut self.table_states;
+        self.unpublished_tables.retain(|table| {
+            let Some(state) = states.get_mut(table) else { return false };
+            state.writer = state.writer.filter(|writer| *writer != cpu);
+            state.writer.is_some()
+        });
     }
 
     pub(super) fn change_references(&mut self, table: TableAddress, change: i64) {

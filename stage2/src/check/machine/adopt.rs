@@ -2,7 +2,10 @@
 //! Additions to the checker for tables that a hypervisor builds before the checker sees them, and for
 //! several guests on one machine.
 
-use alloc::{collections::BTreeMap, vec::Vec};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec::Vec,
+};
 
 use crate::{
     address::{EntryAddress, TableAddress},
@@ -66,6 +69,28 @@ impl Checker {
             let ipa = table.ipa + index * self.setup.geometry.span(level);
             self.make_valid(cpu, &EntryPosition { entry, level, ipa }, value, StoreKind::Release);
         }
+    }
+
+    /// Removes the state of unlinked tables that no CPU can reach.
+    pub(super) fn forget_unlinked_tables(&mut self) {
+        let granule = self.setup.geometry.granule().size();
+        let reachable: BTreeSet<TableAddress> = self
+            .tlbs
+            .stale_entries
+            .iter()
+            .flat_map(|stale| {
+                let holder = TableAddress(stale.entry.position.entry.0 & !(granule - 1));
+                stale.entry.table.into_iter().chain([holder])
+            })
+            .collect();
+        let cpus = &self.cpus;
+        self.tables.table_states.retain(|at, table| {
+            table.is_linked
+                || reachable.contains(at)
+                || table
+                    .unlinked_at
+                    .is_none_or(|event| cpus.iter().any(|cpu| cpu.walks_since(event)))
+        });
     }
 
     /// Removes and returns the violations.

@@ -26,6 +26,10 @@ use crate::{
     operations::Dsb,
 };
 
+/// Events after which the state of tables that no CPU can reach is removed, so that the memory of
+/// long runs is bounded.
+const EVENTS_BETWEEN_COLLECTIONS: u64 = 1 << 16;
+
 /// Configuration of an observed machine.
 #[derive(Debug, Clone)]
 pub struct Machine {
@@ -119,6 +123,9 @@ impl Observer {
         }
         self.dispatch(event);
         self.collect(index, event);
+        if index % EVENTS_BETWEEN_COLLECTIONS == 0 {
+            self.guests.iter_mut().for_each(|guest| guest.checker.forget_unlinked_tables());
+        }
     }
 
     fn dispatch(&mut self, event: &MachineEvent) {

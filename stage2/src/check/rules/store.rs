@@ -34,10 +34,10 @@ impl Checker {
         } else {
             table.entries.insert(index, new);
         }
-        if kind == StoreKind::Plain {
-            table.writer = Some(cpu);
-        }
         let (linked, level, base) = (table.is_linked, table.level, table.ipa);
+        if kind == StoreKind::Plain {
+            self.tables.set_writer(at, cpu);
+        }
         self.tables.changed_tables.insert(at);
         self.tlbs.record_store(cpu, entry);
         let (true, Some(level)) = (linked, level) else {
