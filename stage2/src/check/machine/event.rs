@@ -15,6 +15,7 @@
 //! 0 dc civac 41a00000 200000 @0
 //! 0 enter 3 ffff00000340a000 41a00 0 0
 //! 0 leave 3 0
+//! 0 free 41180000
 //! ```
 //!
 //! | event | arguments |
@@ -32,6 +33,7 @@
 //! | `word` | address of a watched word, value before, value after |
 //! | `enter` | number of a function, its first four arguments |
 //! | `leave` | number of a function, its result |
+//! | `free` | address of the first root table of a tree, which the machine is about to free |
 //!
 //! Numbers are hexadecimal without a prefix, except those of CPUs, levels, stacks and functions.
 //! `@` and a number name the call stack of an event. Empty lines and text after `#` are ignored.
@@ -141,6 +143,8 @@ pub enum MachineAction {
     Enter(u16, [u64; 4]),
     /// Leaves a function: its number, and its result.
     Leave(u16, u64),
+    /// Starts to free a tree; its pages are no longer tables. The address of its first root table.
+    Free(PhysAddr),
 }
 
 /// Instructions that an `IC` invalidates.
@@ -148,9 +152,9 @@ pub enum MachineAction {
 pub enum IcScope {
     /// Those of a range (`IVAU`).
     Range(PhysAddr, u64),
-    /// All, on all CPUs (`IALLUIS`).
+    /// Instructions in the caches of all CPUs (`IALLUIS`).
     AllCpus,
-    /// All, on this CPU (`IALLU`).
+    /// Instructions in the caches of this CPU (`IALLU`).
     ThisCpu,
 }
 
@@ -281,6 +285,7 @@ impl<'a> Words<'a> {
                 MachineAction::Enter(number, arguments)
             }
             "leave" => MachineAction::Leave(self.decimal()?, self.hex()?),
+            "free" => MachineAction::Free(self.phys()?),
             _ => return Err(UNKNOWN),
         })
     }
@@ -350,6 +355,7 @@ impl fmt::Display for MachineAction {
                 write!(f, "enter {number} {a:x} {b:x} {c:x} {d:x}")
             }
             Self::Leave(number, result) => write!(f, "leave {number} {result:x}"),
+            Self::Free(root) => write!(f, "free {:x}", root.0),
         }
     }
 }
@@ -371,7 +377,7 @@ mod tests {
         let texts: Vec<_> =
             lines.iter().map(|line| line.parse::<MachineEvent>().unwrap().to_string()).collect();
 
-        assert_eq!(lines.len(), 11);
+        assert_eq!(lines.len(), 12);
         assert_eq!(texts, lines);
     }
 
