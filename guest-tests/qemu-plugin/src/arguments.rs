@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, path::PathBuf};
 
 use thiserror::Error;
 
-use crate::costs::CostTable;
+use crate::{costs::CostTable, observe::arguments::TraceArguments};
 
 /// Arguments of the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct Arguments {
     pub seed: Option<u64>,
     /// Costs of instructions in elapsed time.
     pub costs: CostTable,
+    /// Arguments of the trace.
+    pub trace: TraceArguments,
 }
 
 /// Error returned for invalid arguments.
@@ -33,9 +35,14 @@ pub enum ArgumentError {
     /// Error returned for an unknown argument or an invalid value.
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, instructions=on, \
-         quantum=NANOSECONDS, seed=NUMBER or cost=CLASS:PICOSECONDS"
+         quantum=NANOSECONDS, seed=NUMBER, cost=CLASS:PICOSECONDS, trace=FILE, \
+         function=NUMBER:HEXADDRESS:HEXEND, lock=NUMBER:HEXOFFSET, free=HEXADDRESS:HEXOFFSET, \
+         stacks=off or verify=on"
     )]
     Invalid(String),
+    /// Error returned for an argument of the trace without a trace.
+    #[error("no trace: set trace=FILE, or omit function, lock, free, stacks and verify")]
+    MissingTrace,
     /// Error returned for a malformed value of `at`.
     #[error("malformed argument 'at={0}'; expected at=NAME:HEXADDRESS")]
     MalformedFunction(String),
@@ -52,6 +59,7 @@ impl Arguments {
         let mut instructions = false;
         let (mut quantum, mut seed) = (None, None);
         let mut costs = CostTable::default();
+        let mut trace = TraceArguments::default();
         for argument in raw {
             let invalid = || ArgumentError::Invalid(argument.to_owned());
             match argument.split_once('=') {
@@ -64,11 +72,15 @@ impl Arguments {
                 }
                 Some(("seed", value)) => seed = Some(value.parse().map_err(|_| invalid())?),
                 Some(("cost", value)) => costs.set(value).ok_or_else(invalid)?,
-                _ => return Err(invalid()),
+                Some((key, value)) => trace.set(key, value).ok_or_else(invalid)?,
+                None => return Err(invalid()),
             }
         }
+        if trace.file.is_none() && trace != TraceArguments::default() {
+            return Err(ArgumentError::MissingTrace);
+        }
         let out = out.ok_or(ArgumentError::MissingOutput)?;
-        Ok(Self { out, functions, counts_instructions: instructions, quantum, seed, costs })
+        Ok(Self { out, functions, counts_instructions: instructions, quantum, seed, costs, trace })
     }
 }
 
@@ -110,6 +122,8 @@ mod tests {
             (vec!["instructions=1"], ArgumentError::Invalid("instructions=1".to_owned())),
             (vec!["quantum=0"], ArgumentError::Invalid("quantum=0".to_owned())),
             (vec!["cost=x:1"], ArgumentError::Invalid("cost=x:1".to_owned())),
+            (vec!["out=f", "free=0"], ArgumentError::Invalid("free=0".to_owned())),
+            (vec!["out=f", "stacks=off"], ArgumentError::MissingTrace),
             (vec!["out=f", "at=aborts"], ArgumentError::MalformedFunction("aborts".to_owned())),
             (vec!["out=f", "at=:10"], ArgumentError::MalformedFunction(":10".to_owned())),
             (vec!["out=f", "at=a:xyz"], ArgumentError::MalformedFunction("a:xyz".to_owned())),

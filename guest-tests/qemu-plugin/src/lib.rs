@@ -30,8 +30,11 @@ pub mod arguments;
 pub mod clock;
 pub mod costs;
 pub mod decode;
+pub mod observe;
 #[cfg(not(test))] // A test program cannot link the functions of QEMU.
 pub mod qemu;
+#[cfg(not(test))]
+pub mod registers;
 #[cfg(not(test))]
 pub mod running_cpu;
 pub mod segments;

@@ -26,6 +26,8 @@ use crate::{
     clock::{Block, Clock, CpuKey},
     costs::{CostRule, CostTable},
     decode::{DecodedInstruction, decode, may_halt},
+    observe::hooks,
+    registers::{find_registers, find_symbol},
     running_cpu::{self, CpuExit},
     segments::{Event, SegmentTimes, Segments},
 };
@@ -49,7 +51,7 @@ const VERSION_OF_FUNCTION: [(&CStr, i32); 4] = [
 
 extern "C" fn choose_version() {
     for (name, version) in VERSION_OF_FUNCTION {
-        if running_cpu::find_symbol(name).is_some() {
+        if find_symbol(name).is_some() {
             qemu_plugin_version.store(version, Ordering::Relaxed);
             return;
         }
@@ -162,6 +164,9 @@ impl Plugin {
             Arguments::parse(raw.iter().map(String::as_str)).map_err(|e| e.to_string())?;
         // One extra row: before the kernel sets their keys, all CPUs have the same key.
         let segments = Segments::new(cpus + 1, create_output(&arguments.out)?);
+        if let Some(file) = arguments.trace.file.clone() {
+            hooks::install(&file, cpus, arguments.trace)?;
+        }
         let functions = arguments
             .functions
             .into_iter()
@@ -227,6 +232,7 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
             }
         }
         let word = plugin.instruction_word(insn);
+        hooks::instrument(insn, address, word);
         if let Some(elapsed) = &plugin.elapsed_time_meter {
             match elapsed.costs.rule(word) {
                 CostRule::Fixed(cost) => block.cost += cost,
@@ -305,7 +311,7 @@ impl Plugin {
 }
 
 unsafe extern "C" fn on_cpu_init(_: sys::qemu_plugin_id_t, _: c_uint) {
-    running_cpu::find_register();
+    find_registers();
     let needs_register =
         PLUGIN.get().is_some_and(|p| p.elapsed_time_meter.is_some() && p.is_data_copied);
     if needs_register && running_cpu::read_register().is_none() {
@@ -358,6 +364,7 @@ unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {
 }
 
 unsafe extern "C" fn on_mark(_: c_uint, mark: *mut c_void) {
+    hooks::verify();
     if let (Some(plugin), Ok(mark)) = (PLUGIN.get(), u8::try_from(mark.addr()))
         && let Err(e) = plugin.segments.mark(mark, plugin.end_clock_segment())
     {
@@ -370,5 +377,8 @@ unsafe extern "C" fn on_exit(_: sys::qemu_plugin_id_t, _: *mut c_void) {
         && let Err(e) = plugin.segments.finish(plugin.end_clock_segment())
     {
         eprintln!("qemu-plugin: cannot complete the counts: {e}");
+    }
+    if let Err(e) = hooks::finish() {
+        eprintln!("qemu-plugin: cannot complete the trace: {e}");
     }
 }

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Arguments of the trace.
+
+use std::path::PathBuf;
+
+use super::functions::{Function, Lock};
+
+/// A call that frees stage-2 tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FreeingCall {
+    /// Virtual address of the function.
+    pub address: u64,
+    /// Bytes from its first argument to the virtual address of the root table.
+    pub offset: u64,
+}
+
+/// Arguments of the trace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TraceArguments {
+    /// Output file or FIFO; no trace without it.
+    pub file: Option<PathBuf>,
+    /// Functions whose calls are reported.
+    pub functions: Vec<Function>,
+    /// Words that are watched.
+    pub locks: Vec<Lock>,
+    /// Calls that free tables.
+    pub frees: Vec<FreeingCall>,
+    /// Indicates that events have no call stacks.
+    pub omits_stacks: bool,
+    /// Indicates that the copies of the tables are compared with memory at each mark and at the
+    /// end.
+    pub verifies: bool,
+}
+
+impl TraceArguments {
+    /// Sets an argument; `None` if it is none of the trace, or malformed.
+    pub fn set(&mut self, key: &str, value: &str) -> Option<()> {
+        let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+        let mut parts = value.split(':');
+        let mut part = || parts.next();
+        match key {
+            "trace" if !value.is_empty() => self.file = Some(PathBuf::from(value)),
+            "function" => {
+                let number = part()?.parse().ok()?;
+                let (start, end) = (hex(part()?)?, hex(part()?)?);
+                self.functions.push(Function { number, start, end });
+            }
+            "lock" => {
+                let function = part()?.parse().ok()?;
+                self.locks.push(Lock { function, offset: hex(part()?)? });
+            }
+            "free" => {
+                let address = hex(part()?)?;
+                self.frees.push(FreeingCall { address, offset: hex(part()?)? });
+            }
+            "stacks" if value == "off" => self.omits_stacks = true,
+            "verify" if value == "on" => self.verifies = true,
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_parsed() {
+        let mut arguments = TraceArguments::default();
+
+        for (key, value) in [
+            ("trace", "/tmp/t"),
+            ("function", "3:ffff800010010000:ffff800010010100"),
+            ("lock", "3:1c"),
+            ("free", "ffff800010020000:8"),
+            ("stacks", "off"),
+            ("verify", "on"),
+        ] {
+            assert_eq!(arguments.set(key, value), Some(()), "{key}={value}");
+        }
+
+        let (start, end) = (0xffff_8000_1001_0000, 0xffff_8000_1001_0100);
+        let expected = TraceArguments {
+            file: Some("/tmp/t".into()),
+            functions: vec![Function { number: 3, start, end }],
+            locks: vec![Lock { function: 3, offset: 0x1c }],
+            frees: vec![FreeingCall { address: 0xffff_8000_1002_0000, offset: 8 }],
+            omits_stacks: true,
+            verifies: true,
+        };
+        assert_eq!(arguments, expected);
+    }
+
+    #[test]
+    fn malformed_values_are_refused() {
+        for (key, value) in [
+            ("trace", ""),
+            ("function", "3:10"),
+            ("function", "x:10:20"),
+            ("lock", "3"),
+            ("free", "10"),
+            ("stacks", "on"),
+            ("verify", "1"),
+            ("out", "x"),
+        ] {
+            assert_eq!(TraceArguments::default().set(key, value), None, "{key}={value}");
+        }
+    }
+}

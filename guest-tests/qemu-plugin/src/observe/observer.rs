@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The observer: what each instruction of the machine adds to the trace.
+
+use std::{
+    io::{self, Write},
+    ops::Range,
+    sync::{
+        Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use granule_stage2::{
+    PhysAddr,
+    check::{StoreKind, machine::event::MachineAction},
+};
+
+use super::{
+    arguments::{FreeingCall, TraceArguments},
+    barrier::Barrier,
+    cache_operations::{LINE_SIZE, LineOperation},
+    callbacks::{Callback, Callbacks},
+    functions::{Function, WatchedWords},
+    instruction::{Observed, Operand, SystemRegister},
+    machine::Machine,
+    pages::{PAGE_SIZE, PageFlag, Pages, Writer},
+    system_registers::SystemRegisters,
+    tables::{NewTable, StoredValue, Tables},
+    trace::Trace,
+};
+
+/// State of a CPU that every store reads.
+#[derive(Debug, Default)]
+struct Cpu {
+    selects_guest: AtomicBool,
+    /// Number of barriers that have completed stores.
+    epoch: AtomicU64,
+}
+
+/// State that changes with events.
+#[derive(Debug)]
+struct State {
+    trace: Trace,
+    tables: Tables,
+    words: WatchedWords,
+    registers: Vec<SystemRegisters>,
+}
+
+/// A store of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Store {
+    /// The CPU.
+    pub cpu: u8,
+    /// Virtual address of the instruction.
+    pub address: u64,
+    /// How the instruction writes.
+    pub kind: StoreKind,
+}
+
+/// The observer of a machine.
+pub struct Observer {
+    machine: Box<dyn Machine + Send + Sync>,
+    arguments: TraceArguments,
+    cpus: Box<[Cpu]>,
+    pages: Pages,
+    callbacks: RwLock<Callbacks>,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Observer").field("arguments", &self.arguments).finish_non_exhaustive()
+    }
+}
+
+impl Observer {
+    /// Returns an observer of `cpus` CPUs that writes to `out`.
+    pub fn new(
+        machine: Box<dyn Machine + Send + Sync>,
+        cpus: usize,
+        arguments: TraceArguments,
+        out: Box<dyn Write + Send>,
+    ) -> Self {
+        let state = State {
+            trace: Trace::new(out, cpus, !arguments.omits_stacks),
+            tables: Tables::default(),
+            words: WatchedWords::default(),
+            registers: vec![SystemRegisters::default(); cpus],
+        };
+        Self {
+            machine,
+            arguments,
+            cpus: (0..cpus).map(|_| Cpu::default()).collect(),
+            pages: Pages::default(),
+            callbacks: RwLock::default(),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Returns the numbers of the callbacks of an instruction, for [`Observer::execute`].
+    pub fn callbacks(&self, address: u64, word: u32) -> Range<usize> {
+        let callbacks = &mut *self.callbacks.write().unwrap_or_else(PoisonError::into_inner);
+        callbacks.of_instruction(address, word, &self.arguments)
+    }
+
+    /// Records a store of the host to memory; `size` returns its bytes. A guest's stores return
+    /// early: no guest can write tables.
+    #[inline]
+    pub fn store(&self, store: Store, phys: PhysAddr, size: impl FnOnce() -> u64) {
+        let Some(cpu) = self.cpus.get(usize::from(store.cpu)) else { return };
+        if cpu.selects_guest.load(Ordering::Relaxed) {
+            return;
+        }
+        let writer = Writer { cpu: store.cpu, epoch: cpu.epoch.load(Ordering::Relaxed) };
+        if self.pages.record_store(phys, writer) {
+            self.report_store(store, (phys, size()), StoredValue::InMemory);
+        }
+    }
+
+    /// Processes the callback with this number, before the execution of its instruction.
+    pub fn execute(&self, cpu: u8, number: usize) {
+        let callbacks = self.callbacks.read().unwrap_or_else(PoisonError::into_inner);
+        let Some((address, callback)) = callbacks.get(number) else { return };
+        drop(callbacks);
+        if !self.is_host(cpu) {
+            return;
+        }
+        let at = (cpu, address);
+        match callback {
+            Callback::Instruction(observed) => self.execute_observed(at, observed),
+            Callback::Enter(index) => self.enter(cpu, &self.arguments.functions[index]),
+            Callback::Leave(index) => {
+                let function = self.arguments.functions[index].number;
+                let action = MachineAction::Leave(function, self.machine.register(0));
+                self.state().trace.emit(cpu, action, None);
+            }
+            Callback::Free(index) => self.free(cpu, self.arguments.frees[index]),
+        }
+    }
+
+    fn execute_observed(&self, at: (u8, u64), observed: Observed) {
+        let (cpu, _) = at;
+        match observed {
+            Observed::Write(register, operand) => self.write_register(at, register, operand),
+            Observed::Barrier(barrier) => self.barrier(cpu, barrier),
+            Observed::Tlbi(operation, operand) => {
+                let value = self.value(operand);
+                self.tlbi(at, &operation.name(), value);
+            }
+            Observed::Dc(operation, operand) => {
+                self.maintain_line(at, LineOperation::Data(operation), operand);
+            }
+            Observed::IcLine(operand) => {
+                self.maintain_line(at, LineOperation::Instruction, operand);
+            }
+            Observed::IcAll(scope) => {
+                self.state().trace.emit(cpu, MachineAction::Ic(scope), None);
+            }
+            Observed::Zero(operand) => {
+                let line = self.value(operand) & !(LINE_SIZE - 1);
+                self.write_range(at, line, LINE_SIZE, StoredValue::Zero);
+            }
+            Observed::Bulk { destination, size } => {
+                let (start, size) = (self.value(destination), self.value(size).cast_signed());
+                // Option A of FEAT_MOPS: a negative size counts from the end.
+                let start = start.wrapping_add_signed(size.min(0));
+                self.write_range(at, start, size.unsigned_abs(), StoredValue::InMemory);
+            }
+        }
+    }
+
+    /// Compares the copies of the tables with memory, if the arguments ask for it.
+    pub fn verify(&self) {
+        if self.arguments.verifies {
+            let state = &mut *self.state();
+            let (tables, differences) = state.tables.verify(&*self.machine);
+            state.trace.write_runs();
+            state.trace.comment(format_args!("verify tables={tables} different={differences}"));
+        }
+    }
+
+    /// Ends the trace.
+    ///
+    /// # Errors
+    /// A line of the trace cannot be written.
+    pub fn finish(&self) -> io::Result<()> {
+        self.verify();
+        self.state().trace.finish()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn value(&self, operand: Operand) -> u64 {
+        if operand.0 == 31 { 0 } else { self.machine.register(operand.0) }
+    }
+
+    /// Returns whether a CPU runs the host. Between a write of HCR_EL2 and the entry to the guest,
+    /// and after the exit, it runs the host at EL2.
+    fn is_host(&self, cpu: u8) -> bool {
+        let Some(cpu) = self.cpus.get(usize::from(cpu)) else { return false };
+        !cpu.selects_guest.load(Ordering::Relaxed) || self.machine.exception_level() >= 2
+    }
+
+    fn enter(&self, cpu: u8, function: &Function) {
+        let arguments = [0, 1, 2, 3].map(|number| self.machine.register(number));
+        let state = &mut *self.state();
+        for lock in self.arguments.locks.iter().filter(|lock| lock.function == function.number) {
+            let word = self.machine.translate(arguments[0].wrapping_add(lock.offset));
+            match word {
+                Some(word) if state.words.watch(&*self.machine, word) => {
+                    self.pages.set(word, PageFlag::Watched, true);
+                }
+                Some(_) => {}
+                None => state.trace.skip("lock"),
+            }
+        }
+        let stack = state.trace.stack(&*self.machine, cpu, function.start);
+        state.trace.emit(cpu, MachineAction::Enter(function.number, arguments), stack);
+    }
+
+    fn free(&self, cpu: u8, call: FreeingCall) {
+        let pointer = self.machine.register(0).wrapping_add(call.offset);
+        let root = self.machine.read_virtual(pointer);
+        let Some(root) = root.and_then(|root| self.machine.translate(root)) else { return };
+        let state = &mut *self.state();
+        if state.tables.remove_root(&self.pages, root) {
+            state.trace.emit(cpu, MachineAction::Free(root), None);
+        }
+    }
+
+    fn report_store(&self, store: Store, range: (PhysAddr, u64), value: StoredValue) {
+        let (Store { cpu, address, kind }, phys) = (store, range.0);
+        let state = &mut *self.state();
+        if self.pages.has(phys, PageFlag::Table) {
+            for change in state.tables.store(&*self.machine, &self.pages, range, value) {
+                self.report_tables(state, cpu, change.tables);
+                let (entry, old, new) = (change.entry, change.old, change.new);
+                let stack = state.trace.stack(&*self.machine, cpu, address);
+                state.trace.emit(cpu, MachineAction::Store { entry, old, new, kind }, stack);
+            }
+        } else if !self.pages.set(phys, PageFlag::Written, true) {
+            let page = phys.align_down(PAGE_SIZE);
+            state.trace.emit(cpu, MachineAction::HostWrite(page), None);
+        }
+        if self.pages.has(phys, PageFlag::Watched) {
+            for change in state.words.store(&*self.machine, phys, range.1) {
+                let (old, new) = (u64::from(change.old), u64::from(change.new));
+                let action = MachineAction::Word { word: change.word, old, new };
+                state.trace.emit(cpu, action, None);
+            }
+        }
+    }
+
+    fn report_tables(&self, state: &mut State, cpu: u8, tables: Vec<NewTable>) {
+        let epoch = |cpu: u8| {
+            let cpu = self.cpus.get(usize::from(cpu));
+            cpu.map_or(0, |cpu| cpu.epoch.load(Ordering::Relaxed))
+        };
+        for NewTable { address, level, size, entries } in tables {
+            let mut pages = (0..size / PAGE_SIZE).map(|page| address + page * PAGE_SIZE);
+            let unordered_writer = pages.find_map(|page| self.pages.unordered_writer(page, epoch));
+            let action = MachineAction::Table { table: address, level, unordered_writer, entries };
+            state.trace.emit(cpu, action, None);
+        }
+    }
+
+    fn write_register(
+        &self,
+        (cpu, address): (u8, u64),
+        register: SystemRegister,
+        operand: Operand,
+    ) {
+        let value = self.value(operand);
+        let state = &mut *self.state();
+        let registers = &mut state.registers[usize::from(cpu)];
+        let Some(action) = registers.set(register, value) else { return };
+        let registers = *registers;
+        let selects_guest = registers.select_guest();
+        self.cpus[usize::from(cpu)].selects_guest.store(selects_guest, Ordering::Relaxed);
+        let mut stack = None;
+        if register == SystemRegister::Vttbr {
+            let tables = state.tables.add_root(&*self.machine, &self.pages, value, registers.vtcr);
+            self.report_tables(state, cpu, tables);
+            stack = state.trace.stack(&*self.machine, cpu, address);
+        }
+        state.trace.emit(cpu, action, stack);
+    }
+
+    fn barrier(&self, cpu: u8, barrier: Barrier) {
+        if barrier.completes_stores() {
+            self.cpus[usize::from(cpu)].epoch.fetch_add(1, Ordering::Relaxed);
+        }
+        self.state().trace.barrier(cpu, barrier);
+    }
+
+    /// Processes a TLB invalidation: only those that affect stage 2 are reported.
+    fn tlbi(&self, (cpu, address): (u8, u64), name: &str, operand: u64) {
+        let name = name.trim_start_matches("TLBI ").to_lowercase();
+        let state = &mut *self.state();
+        let relevant = ["ipas2", "ripas2", "vmalle1", "vmalls12", "alle1"];
+        if relevant.iter().any(|start| name.starts_with(start)) {
+            let stack = state.trace.stack(&*self.machine, cpu, address);
+            state.trace.emit(cpu, MachineAction::Tlbi(name, operand), stack);
+        } else {
+            state.trace.write_runs();
+            state.trace.skip(&format!("tlbi-{name}"));
+        }
+    }
+
+    fn maintain_line(&self, (cpu, address): (u8, u64), operation: LineOperation, operand: Operand) {
+        let virt = self.value(operand);
+        let state = &mut *self.state();
+        let known = state.trace.translate_line(cpu, virt);
+        let Some(phys) = known.or_else(|| self.machine.translate(virt)) else {
+            return state.trace.skip("untranslated-line");
+        };
+        if matches!(operation, LineOperation::Data(_)) {
+            self.pages.set(phys, PageFlag::Written, false);
+        }
+        state.trace.line(&*self.machine, (cpu, address), operation, (virt, phys));
+    }
+
+    /// Records that the instruction at `address` writes a virtual range. Pages that are not mapped
+    /// fault, and the instruction is executed again.
+    fn write_range(&self, (cpu, address): (u8, u64), virt: u64, size: u64, value: StoredValue) {
+        let store = Store { cpu, address, kind: StoreKind::Plain };
+        let epoch = self.cpus[usize::from(cpu)].epoch.load(Ordering::Relaxed);
+        let end = virt.saturating_add(size);
+        let mut start = virt;
+        while start < end {
+            let next = ((start | (PAGE_SIZE - 1)) + 1).min(end);
+            if let Some(phys) = self.machine.translate(start)
+                && self.pages.record_store(phys, Writer { cpu, epoch })
+            {
+                self.report_store(store, (phys, next - start), value);
+            }
+            start = next;
+        }
+    }
+}

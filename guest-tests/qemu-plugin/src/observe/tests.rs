@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Whole traces of a machine whose instructions the tests execute.
+
+use std::{
+    io::{self, Write},
+    sync::{Arc, Mutex},
+};
+
+use granule_stage2::{
+    PhysAddr,
+    check::{StoreKind, machine::event::MachineEvent},
+};
+
+use super::{
+    arguments::TraceArguments,
+    machine::fake::{FakeMachine, LINEAR, MEMORY},
+    observer::{Observer, Store},
+};
+
+const VTTBR_X0: u32 = 0xd51c_2100;
+const VTCR_X0: u32 = 0xd51c_2140;
+const HCR_X0: u32 = 0xd51c_1100;
+const DSB_ISH: u32 = 0xd503_3b9f;
+const DMB_ISH: u32 = 0xd503_3bbf;
+const ISB: u32 = 0xd503_3fdf;
+const TLBI_IPAS2E1IS_X0: u32 = 0xd50c_8020;
+const TLBI_VAE2IS_X0: u32 = 0xd50c_8320;
+const DC_CIVAC_X0: u32 = 0xd50b_7e20;
+const DC_ZVA_X0: u32 = 0xd50b_7420;
+const NOP: u32 = 0xd503_201f;
+const RET: u32 = 0xd65f_03c0;
+const SETP_X0_X1: u32 = 0x19c2_0420;
+
+/// VTCR_EL2 with 39 address bits and 4K pages: one root table of level 1.
+const VTCR: u64 = 0x8002_3559;
+const ROOT: u64 = MEMORY + 0x1000;
+const TABLE: u64 = MEMORY + 0x2000;
+const HCR_GUEST: u64 = 1;
+const VMID: u64 = 1 << 48;
+
+/// Output that the test reads.
+#[derive(Debug, Clone, Default)]
+struct Output(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A machine of two CPUs and its observer.
+struct Bench {
+    machine: FakeMachine,
+    observer: Observer,
+    output: Output,
+}
+
+impl Bench {
+    fn new(arguments: &[(&str, &str)]) -> Self {
+        let mut parsed = TraceArguments { omits_stacks: true, ..TraceArguments::default() };
+        for (key, value) in arguments {
+            parsed.set(key, value).unwrap();
+        }
+        let (machine, output) = (FakeMachine::new(16), Output::default());
+        let (boxed, out) = (Box::new(machine.clone()), Box::new(output.clone()));
+        Self { machine, observer: Observer::new(boxed, 2, parsed, out), output }
+    }
+
+    /// Executes an instruction with a value in `X0`.
+    fn execute(&self, cpu: u8, word: u32, x0: u64) {
+        self.machine.set_register(0, x0);
+        self.call(cpu, 0x1000, word);
+    }
+
+    /// Executes the instruction at an address.
+    fn call(&self, cpu: u8, address: u64, word: u32) {
+        for number in self.observer.callbacks(address, word) {
+            self.observer.execute(cpu, number);
+        }
+    }
+
+    /// Stores eight bytes.
+    fn store(&self, cpu: u8, phys: u64, value: u64, kind: StoreKind) {
+        self.machine.write(phys, value);
+        self.observer.store(Store { cpu, address: 0x2000, kind }, PhysAddr(phys), || 8);
+    }
+
+    fn set_root(&self, cpu: u8) {
+        self.execute(cpu, VTCR_X0, VTCR);
+        self.execute(cpu, VTTBR_X0, VMID | ROOT);
+    }
+
+    /// Ends the trace and returns its lines, which are events or comments.
+    fn finish(&self) -> Vec<String> {
+        self.observer.finish().unwrap();
+        let text = String::from_utf8(self.output.0.lock().unwrap().clone()).unwrap();
+        let mut lines = text.lines().map(str::to_owned);
+        assert_eq!(lines.next().unwrap(), "granule-machine-trace 1");
+        let lines: Vec<_> = lines.collect();
+        for line in lines.iter().filter(|line| !line.starts_with('#')) {
+            assert_eq!(line.parse::<MachineEvent>().unwrap().to_string(), *line);
+        }
+        lines
+    }
+}
+
+#[test]
+fn a_table_is_reported_before_the_store_that_links_it_with_its_unordered_writer() {
+    let bench = Bench::new(&[]);
+    bench.set_root(0);
+    bench.store(1, TABLE + 8, 0x4000_07fd, StoreKind::Plain);
+    bench.execute(1, DMB_ISH, 0);
+    bench.store(0, ROOT, TABLE | 3, StoreKind::Release);
+    bench.store(0, ROOT, TABLE | 3, StoreKind::Swap);
+    bench.store(0, ROOT, 0, StoreKind::Plain);
+    bench.execute(1, DSB_ISH, 0);
+    bench.store(1, ROOT, TABLE | 3, StoreKind::Swap);
+
+    let lines = bench.finish();
+
+    assert_eq!(
+        lines,
+        [
+            "0 vtcr 80023559",
+            "0 table 40001000 1 -",
+            "0 vttbr 1000040001000",
+            "1 write 40002000",
+            "1 dmb ish",
+            "0 table 40002000 2 1 1=400007fd",
+            "0 store 40001000 0 40002003 release",
+            "0 store 40001000 40002003 0 plain",
+            "1 dsb ish",
+            "1 table 40002000 2 - 1=400007fd",
+            "1 store 40001000 0 40002003 swap",
+            "# end events=11 skipped=",
+        ]
+    );
+}
+
+#[test]
+fn a_guest_is_not_observed_but_the_host_at_el2_is() {
+    let bench = Bench::new(&[]);
+    bench.set_root(0);
+    bench.execute(0, HCR_X0, HCR_GUEST);
+    let el = |level| bench.machine.0.lock().unwrap().exception_level = level;
+
+    el(1);
+    bench.execute(0, DSB_ISH, 0);
+    bench.execute(0, HCR_X0, 0);
+    bench.store(0, TABLE, 1, StoreKind::Plain);
+    bench.store(1, TABLE + 4096, 1, StoreKind::Plain);
+    el(2);
+    bench.execute(0, ISB, 0);
+    bench.execute(0, HCR_X0, 0);
+    bench.store(0, TABLE, 1, StoreKind::Plain);
+
+    let expected = ["0 hcr 1", "1 write 40003000", "0 isb", "0 hcr 0", "0 write 40002000"];
+    assert_eq!(bench.finish()[3..8], expected);
+}
+
+#[test]
+fn a_page_is_written_again_after_cache_maintenance() {
+    let bench = Bench::new(&[]);
+    let page = LINEAR + TABLE;
+    bench.store(0, TABLE, 1, StoreKind::Plain);
+    bench.store(1, TABLE + 8, 1, StoreKind::Plain);
+    for line in 0..4 {
+        bench.execute(1, DC_CIVAC_X0, page + line * 64);
+    }
+    bench.execute(1, DSB_ISH, 0);
+    bench.execute(1, DC_ZVA_X0, page);
+    bench.machine.set_register(1, 0x1800);
+    bench.execute(0, SETP_X0_X1, page);
+    bench.execute(0, DC_CIVAC_X0, 0x1000);
+
+    assert_eq!(
+        bench.finish(),
+        [
+            "0 write 40002000",
+            "1 dc civac 40002000 100",
+            "1 dsb ish",
+            "1 write 40002000",
+            "0 write 40003000",
+            "# end events=5 skipped=untranslated-line:1",
+        ]
+    );
+}
+
+#[test]
+fn invalidations_of_stage_2_are_reported_with_their_operand() {
+    let bench = Bench::new(&[]);
+    bench.execute(0, TLBI_IPAS2E1IS_X0, 0x4_1a00);
+    bench.execute(0, TLBI_VAE2IS_X0, 1);
+
+    let end = "# end events=1 skipped=tlbi-vae2is:1";
+    assert_eq!(bench.finish(), ["0 tlbi ipas2e1is 41a00", end]);
+}
+
+#[test]
+fn zeroing_a_table_by_dc_zva_changes_its_entries() {
+    let bench = Bench::new(&[("verify", "on")]);
+    bench.machine.write(ROOT + 16, 0x40_07fd);
+    bench.set_root(0);
+    bench.execute(1, DC_ZVA_X0, LINEAR + ROOT + 8);
+    bench.machine.write(ROOT + 16, 0);
+
+    assert_eq!(
+        bench.finish()[1..],
+        [
+            "0 table 40001000 1 - 2=4007fd",
+            "0 vttbr 1000040001000",
+            "1 store 40001010 4007fd 0 plain",
+            "# verify tables=1 different=0",
+            "# end events=4 skipped=",
+        ]
+    );
+}
+
+#[test]
+fn calls_locks_and_freed_trees_are_reported() {
+    let arguments = [("function", "7:3000:3100"), ("lock", "7:c"), ("free", "4000:8")];
+    let bench = Bench::new(&arguments);
+    bench.set_root(0);
+    let object = LINEAR + TABLE;
+    bench.machine.set_register(0, object);
+    bench.machine.set_register(3, 9);
+
+    bench.call(0, 0x3000, NOP);
+    bench.store(0, TABLE + 8, 1 << 32, StoreKind::Swap);
+    bench.call(0, 0x30fc, RET);
+    bench.store(0, TABLE + 8, LINEAR + ROOT, StoreKind::Plain);
+    bench.machine.set_register(0, object);
+    bench.call(1, 0x4000, NOP);
+    bench.call(1, 0x4000, NOP);
+    bench.store(0, ROOT, 3, StoreKind::Plain);
+
+    assert_eq!(
+        bench.finish()[3..],
+        [
+            "0 enter 7 ffff000040002000 0 0 9",
+            "0 write 40002000",
+            "0 word 4000200c 0 1",
+            "0 leave 7 ffff000040002000",
+            "0 word 4000200c 1 ffff0000",
+            "1 free 40001000",
+            "0 write 40001000",
+            "# end events=10 skipped=",
+        ]
+    );
+}
