@@ -8,7 +8,7 @@ use super::{
     instruction::{Observed, decode},
 };
 
-/// What a callback processes. Indices are those of the arguments.
+/// Subject of a callback. Indices are those of the arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Callback {
     /// The instruction itself.
@@ -21,7 +21,7 @@ pub enum Callback {
     Free(usize),
 }
 
-/// All callbacks, numbered in the order of their translation.
+/// Callbacks of the machine, numbered in the order of their translation.
 #[derive(Debug, Default)]
 pub struct Callbacks {
     /// Address and callback.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The observer: what each instruction of the machine adds to the trace.
+//! The observer, which turns instructions of the machine into events.
 
 use std::{
     io::{self, Write},
@@ -53,7 +53,7 @@ pub struct Store {
     pub cpu: u8,
     /// Virtual address of the instruction.
     pub address: u64,
-    /// How the instruction writes.
+    /// Manner in which the instruction writes.
     pub kind: StoreKind,
 }
 

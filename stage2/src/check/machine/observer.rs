@@ -185,6 +185,11 @@ impl Observer {
             MachineAction::Word { word, old, new } => self.change_lock(cpu, *word, *old, *new),
             MachineAction::Enter(number, arguments) => self.enter(cpu, *number, arguments),
             MachineAction::Leave(number, _) => self.leave(*number),
+            MachineAction::Free(root) => {
+                if let Some(number) = self.by_root.get(root) {
+                    self.end_guest(*number);
+                }
+            }
         }
     }
 
@@ -400,7 +405,12 @@ impl Observer {
     /// Ends the checks of the guest with this lock: its tables are freed without locks.
     fn destroy(&mut self, lock: Option<PhysAddr>) {
         let is_it = |guest: &Guest| !guest.is_destroyed && guest.lock == lock;
-        let Some(number) = lock.and_then(|_| self.guests.iter().position(is_it)) else { return };
+        if let Some(number) = lock.and_then(|_| self.guests.iter().position(is_it)) {
+            self.end_guest(number);
+        }
+    }
+
+    fn end_guest(&mut self, number: usize) {
         self.guests[number].is_destroyed = true;
         self.by_root.remove(&self.guests[number].root);
         if let Some(pages) = &mut self.pages {
