@@ -22,17 +22,18 @@ fn main() {
         Some("rw") => LockType::ReaderWriter,
         _ => LockType::Spinlock,
     };
-    let locked = match arguments.next().as_deref() {
-        Some("7") => (0xf << 60, 1 << 60),
-        _ => (1 << 10, 1 << 10),
+    let locked: Option<(u64, u64)> = match arguments.next().as_deref() {
+        Some("7") => Some((0xf << 60 | 1, 1 << 60)),
+        Some("6") => Some((u64::MAX, 1 << 10)),
+        _ => None,
     };
-    let functions = BTreeMap::from([(0, Role::Create), (1, Role::Destroy), (2, Role::Call)]);
+    let functions = BTreeMap::from([(2, Role::Call)]);
     let mut observer = Observer::new(Machine {
         cpus,
         features: Features { fwb: false, dic: false, tlb_range: false, bbm: 0 },
         memory: (PhysAddr(0x4000_0000), 2 << 30),
-        hypervisor: Hypervisor { lock, locked_entry: Some(locked), functions },
-        disabled_rules: BTreeSet::new(),
+        hypervisor: Hypervisor { lock, locked_entry: locked, functions },
+        disabled_rules: BTreeSet::from([granule_stage2::check::Rule::OutsideSlot]),
     });
     for line in BufReader::new(File::open(file).unwrap()).lines() {
         let line = line.unwrap();
@@ -48,7 +49,7 @@ fn main() {
     println!("{:?}", observer.totals());
     for finding in observer.findings() {
         println!(
-            "{} × {}: event {} CPU {} guest {:#x?}: {}",
+            "{} × {}: event {} CPU {} guest {:x?}: {}",
             finding.count, finding.rule, finding.event, finding.cpu, finding.guest, finding.detail
         );
         println!("   stack {:x?}", finding.stack);

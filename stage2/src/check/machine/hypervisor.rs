@@ -9,11 +9,6 @@ use crate::descriptor::Descriptor;
 /// What the call of a function means for the checker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Creates a guest's tables. The first argument points to the lock's structure, the second one is
-    /// the structure of the tables.
-    Create,
-    /// Destroys the tables whose structure is the first argument.
-    Destroy,
     /// A call by user space: when it returns, restrictions of entries have reached all TLBs.
     Call,
 }

@@ -70,11 +70,9 @@ pub struct Observer {
     unsupported_roots: BTreeSet<PhysAddr>,
     pages: Option<Pages>,
     locks: BTreeMap<PhysAddr, Lock>,
-    /// Lock of the table that a hypervisor's structure describes, by the structure's address.
-    lock_of_structure: BTreeMap<u64, PhysAddr>,
-    /// Structures of the last creation on each CPU, whose lock is the next watched word.
-    created_structures: BTreeMap<u8, u64>,
     stacks: BTreeMap<u32, Vec<u64>>,
+    /// The last call stack of each CPU, for events without one.
+    last_stacks: Vec<Option<u32>>,
     clean_ranges: AddressSet<PhysAddr>,
     /// Calls in which the hypervisor may delay the invalidation of restricted entries.
     calls: u64,
@@ -87,19 +85,18 @@ impl Observer {
     pub fn new(machine: Machine) -> Self {
         Self {
             registers: vec![Registers::default(); usize::from(machine.cpus)],
-            machine,
             guests: Vec::new(),
             by_root: BTreeMap::new(),
             unsupported_roots: BTreeSet::new(),
             pages: None,
             locks: BTreeMap::new(),
-            lock_of_structure: BTreeMap::new(),
-            created_structures: BTreeMap::new(),
             stacks: BTreeMap::new(),
+            last_stacks: vec![None; usize::from(machine.cpus)],
             clean_ranges: AddressSet::default(),
             calls: 0,
             findings: Findings::default(),
             totals: Totals::default(),
+            machine,
         }
     }
 
@@ -183,13 +180,9 @@ impl Observer {
                 self.check_all(cpu, Action::HostWrite { phys: *page, size });
             }
             MachineAction::Word { word, old, new } => self.change_lock(cpu, *word, *old, *new),
-            MachineAction::Enter(number, arguments) => self.enter(cpu, *number, arguments),
+            MachineAction::Enter(number, _) => self.enter(*number),
             MachineAction::Leave(number, _) => self.leave(*number),
-            MachineAction::Free(root) => {
-                if let Some(number) = self.by_root.get(root) {
-                    self.end_guest(*number);
-                }
-            }
+            MachineAction::Free(root) => self.free(*root),
         }
     }
 
@@ -201,7 +194,9 @@ impl Observer {
 
     /// Moves new violations to the findings.
     fn collect(&mut self, index: u64, event: &MachineEvent) {
-        let stack = event.stack.and_then(|number| self.stacks.get(&number));
+        let last = &mut self.last_stacks[usize::from(event.cpu)];
+        *last = event.stack.or(*last);
+        let stack = last.and_then(|number| self.stacks.get(&number));
         let stack = stack.map_or(&[][..], Vec::as_slice);
         for guest in &mut self.guests {
             let vmid = self.registers[usize::from(event.cpu)].vmid();
@@ -354,9 +349,6 @@ impl Observer {
         let kind = self.machine.hypervisor.lock;
         let lock = self.locks.entry(word).or_insert_with(|| Lock::new(kind, cpus));
         lock.change(usize::from(cpu), old, new);
-        if let Some(structure) = self.created_structures.remove(&cpu) {
-            self.lock_of_structure.insert(structure, word);
-        }
         let users = self.guests.iter_mut().filter(|guest| guest.lock == Some(word));
         users.for_each(|guest| guest.update_lock(lock));
     }
@@ -377,16 +369,9 @@ impl Observer {
         }
     }
 
-    fn enter(&mut self, cpu: u8, number: u16, arguments: &[u64; 4]) {
+    fn enter(&mut self, number: u16) {
         match self.machine.hypervisor.role(number) {
             Some(Role::Call) => self.calls += 1,
-            Some(Role::Destroy) => {
-                let lock = self.lock_of_structure.remove(&arguments[0]);
-                self.destroy(lock);
-            }
-            Some(Role::Create) => {
-                self.created_structures.insert(cpu, arguments[1]);
-            }
             None => {}
         }
     }
@@ -402,19 +387,12 @@ impl Observer {
         }
     }
 
-    /// Ends the checks of the guest with this lock: its tables are freed without locks.
-    fn destroy(&mut self, lock: Option<PhysAddr>) {
-        let is_it = |guest: &Guest| !guest.is_destroyed && guest.lock == lock;
-        if let Some(number) = lock.and_then(|_| self.guests.iter().position(is_it)) {
-            self.end_guest(number);
-        }
-    }
-
-    fn end_guest(&mut self, number: usize) {
+    /// Ends the checks of a guest: its tables are freed without the lock.
+    fn free(&mut self, root: PhysAddr) {
+        let Some(number) = self.by_root.remove(&root) else { return };
         self.guests[number].is_destroyed = true;
-        self.by_root.remove(&self.guests[number].root);
         if let Some(pages) = &mut self.pages {
-            pages.release(number);
+            pages.remove(number);
         }
     }
 }

@@ -87,10 +87,8 @@ impl Pages {
         }
     }
 
-    /// Releases the pages of a destroyed guest, whose contents stay known.
-    pub(super) fn release(&mut self, guest: usize) {
-        for page in self.pages.values_mut().filter(|page| page.guest == Some(guest)) {
-            page.guest = None;
-        }
+    /// Removes the pages of a destroyed guest.
+    pub(super) fn remove(&mut self, guest: usize) {
+        self.pages.retain(|_, page| page.guest != Some(guest));
     }
 }
