@@ -59,7 +59,7 @@ impl EmulatedMachine {
     /// Returns the emulator command for this hardware, without a kernel.
     pub fn emulator(&self, qemu: &Path) -> Command {
         let Self { cpu, cpus, memory, .. } = self;
-        Command::new("the emulated host", qemu)
+        program(qemu)
             .args(["-M", "virt,virtualization=on,gic-version=3,dtb-randomness=off"])
             .args(["-cpu", cpu])
             .args(["-smp", &cpus.to_string()])
@@ -77,6 +77,18 @@ impl EmulatedMachine {
         option += &format!(",quantum={}", self.quantum.0);
         option += &self.costs.as_ref().map_or_else(String::new, CostTable::plugin_arguments);
         option
+    }
+}
+
+/// Returns the command of a program, with the data of its packages if they are unpacked to a private
+/// folder `ROOT` and the program is `ROOT/usr/bin/NAME`.
+fn program(qemu: &Path) -> Command {
+    let command = Command::new("the emulated host", qemu);
+    let root = qemu.ancestors().nth(3).filter(|root| root.parent().is_some());
+    let data = root.map(|root| root.join("usr/share/qemu")).filter(|data| data.is_dir());
+    match data {
+        Some(data) => command.arg("-L").arg(data),
+        None => command,
     }
 }
 
@@ -129,6 +141,19 @@ mod tests {
     #[test]
     fn commas_in_paths_are_doubled() {
         assert_eq!(path_option("file=", Path::new("/a,b/x.so")), "file=/a,,b/x.so");
+    }
+
+    #[test]
+    fn an_unpacked_emulator_uses_the_data_of_its_package() {
+        let root = tempfile::tempdir().unwrap();
+        let qemu = root.path().join("usr/bin/qemu");
+        let without = program(&qemu).to_string();
+        std::fs::create_dir_all(root.path().join("usr/share/qemu")).unwrap();
+
+        assert!(!without.contains("-L"));
+        assert!(program(&qemu).to_string().contains(" -L "));
+        assert!(!program(Path::new("/usr/bin/qemu")).to_string().contains("-L"));
+        assert!(!program(Path::new("qemu")).to_string().contains("-L"));
     }
 
     #[test]

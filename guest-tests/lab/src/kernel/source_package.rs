@@ -22,8 +22,9 @@ use crate::{
 };
 
 /// Remedies for a machine that cannot fetch Debian's package.
-const OTHER_SOURCES: &str = "set the kernel with --git TREE, or with --source TREE, TARBALL or \
-                             PACKAGE.deb (a linux-source package of Debian or Ubuntu)";
+const OTHER_SOURCES: &str = "set another suite with --suite, or the kernel with --git TREE, or \
+                             with --source TREE, TARBALL or PACKAGE.deb (a linux-source package of \
+                             Debian or Ubuntu)";
 
 /// Debian suites of Linux versions.
 const SUITES: [(&str, &str); 4] =
@@ -47,32 +48,10 @@ pub fn download(
         return Ok(package);
     }
     let suite = suite.or_else(|| known_suite(base)).ok_or_else(|| {
-        LabError::Unusable(format!(
-            "the Debian suite of {name} is unknown: set it with --suite, or {OTHER_SOURCES}"
-        ))
+        LabError::Unusable(format!("the Debian suite of {name} is unknown: {OTHER_SOURCES}"))
     })?;
-    let list = Apt::default().sources_list(suite)?;
-    let private = cache.join("apt").join(suite);
-    let incoming = private.join("incoming");
-    for directory in ["lists/partial", "cache/archives/partial", "parts", "incoming"] {
-        shell.create_dir(&private.join(directory))?;
-    }
+    let incoming = download_packages(shell, cache, suite, &[&name], OTHER_SOURCES)?;
     shell.create_dir(&packages)?;
-    shell.write(&private.join("sources.list"), list)?;
-    shell.write(&private.join("status"), "")?;
-    for (task, arguments) in [
-        ("reading the package lists", &["update"][..]),
-        ("downloading the kernel source", &["download", &name]),
-    ] {
-        let apt_get = apt_get(task, &private).args(arguments).directory(&incoming);
-        shell.run(&apt_get).map_err(|source| LabError::Failed {
-            message: format!(
-                "cannot download {name} from Debian's suite {suite}: set another suite with \
-                 --suite, or {OTHER_SOURCES}"
-            ),
-            source,
-        })?;
-    }
     if shell.is_dry_run() {
         shell.print(format_args!("mv {}/*.deb {}/", incoming.display(), packages.display()));
         return Ok(packages.join(format!("{name}_VERSION_all.deb")));
@@ -84,6 +63,39 @@ pub fn download(
     let kept = packages.join(downloaded.file_name().unwrap_or_default());
     shell.rename(&downloaded, &kept)?;
     Ok(kept)
+}
+
+/// Downloads packages from a suite and returns their directory. `remedy` ends the messages of a
+/// machine that cannot.
+pub fn download_packages(
+    shell: Shell,
+    cache: &Path,
+    suite: &str,
+    names: &[&str],
+    remedy: &str,
+) -> Result<PathBuf, LabError> {
+    let list = Apt::default().sources_list(suite, remedy)?;
+    let private = cache.join("apt").join(suite);
+    let incoming = private.join("incoming");
+    for directory in ["lists/partial", "cache/archives/partial", "parts", "incoming"] {
+        shell.create_dir(&private.join(directory))?;
+    }
+    shell.write(&private.join("sources.list"), list)?;
+    shell.write(&private.join("status"), "")?;
+    let download: Vec<_> = [&["download"], names].concat();
+    for (task, arguments) in
+        [("reading the package lists", &["update"][..]), ("downloading the packages", &download)]
+    {
+        let apt_get = apt_get(task, &private).args(arguments).directory(&incoming);
+        shell.run(&apt_get).map_err(|source| LabError::Failed {
+            message: format!(
+                "cannot download {} from Debian's suite {suite}: {remedy}",
+                names.join(", ")
+            ),
+            source,
+        })?;
+    }
+    Ok(incoming)
 }
 
 /// Returns `apt-get` with the private package configuration.
@@ -103,11 +115,11 @@ fn apt_get(task: &str, private: &Path) -> Command {
         .log(private.join("log"))
 }
 
-/// Returns the file `NAME_VERSION_all.deb` that was downloaded last.
-fn newest_package(directory: &Path, name: &str) -> Option<PathBuf> {
+/// Returns the file `NAME_VERSION_ARCHITECTURE.deb` that was downloaded last.
+pub fn newest_package(directory: &Path, name: &str) -> Option<PathBuf> {
     let is_package = |file: &String| {
         let version = file.strip_prefix(name).and_then(|rest| rest.strip_prefix('_'));
-        version.is_some_and(|rest| rest.ends_with("_all.deb"))
+        version.is_some_and(|rest| rest.ends_with(".deb"))
     };
     let packages = shell::sorted_entries(directory).into_iter().filter(is_package);
     packages
@@ -134,6 +146,12 @@ impl Default for Apt {
 }
 
 impl Apt {
+    /// Returns the codename of this machine's release, if it is one of Debian.
+    pub fn codename(&self) -> Option<String> {
+        self.release("ID").filter(|id| id == "debian")?;
+        self.release("VERSION_CODENAME")
+    }
+
     /// Returns a field of `os-release`.
     fn release(&self, field: &str) -> Option<String> {
         let text = fs::read_to_string(&self.os_release).ok()?;
@@ -142,27 +160,26 @@ impl Apt {
     }
 
     /// Returns a `sources.list` for a suite and its security suite, with this machine's mirrors.
-    pub fn sources_list(&self, suite: &str) -> Result<String, LabError> {
-        let unusable = |reason: &str| LabError::Unusable(format!("{reason}: {OTHER_SOURCES}"));
-        if self.release("ID").as_deref() != Some("debian") {
+    ///
+    /// # Errors
+    /// This machine has no such mirror; `remedy` ends the message.
+    pub fn sources_list(&self, suite: &str, remedy: &str) -> Result<String, LabError> {
+        let unusable = |reason: &str| LabError::Unusable(format!("{reason}: {remedy}"));
+        let Some(codename) = self.codename() else {
             return Err(unusable(
-                "the default kernel source is a package of Debian, and this \
-                                 machine runs another distribution",
+                "Debian's packages are not available: this machine runs another distribution, or \
+                 its os-release has no VERSION_CODENAME",
             ));
-        }
-        let Some(codename) = self.release("VERSION_CODENAME") else {
-            let file = self.os_release.display();
-            return Err(unusable(&format!("{file} has no VERSION_CODENAME")));
         };
         let keyring = ["debian-archive-keyring.gpg", "debian-archive-keyring.pgp"]
             .map(|name| self.keyrings.join(name))
             .into_iter()
             .find(|path| path.is_file())
             .ok_or_else(|| {
-                LabError::Unusable(format!(
+                unusable(
                     "Debian's archive keyring is missing, so packages cannot be verified: install \
-                     debian-archive-keyring, or {OTHER_SOURCES}"
-                ))
+                     debian-archive-keyring, or do without them",
+                )
             })?;
         let mut targets = self.targets(&["Origin: Debian"])?;
         if targets.is_empty() {
@@ -285,7 +302,7 @@ mod tests {
             fs::write(format!("{}main_binary-amd64_Packages", list.display()), "").unwrap();
         }
 
-        let list = apt.sources_list("bullseye").unwrap();
+        let list = apt.sources_list("bullseye", OTHER_SOURCES).unwrap();
 
         assert!(list.contains(" http://mirror.example/debian bullseye main"));
         assert!(!list.contains("tools.example"), "{list}");
@@ -296,11 +313,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let apt = apt_of_machine(directory.path(), "");
 
-        let no_source = apt.sources_list("bullseye").unwrap_err().to_string();
+        let no_source = apt.sources_list("bullseye", OTHER_SOURCES).unwrap_err().to_string();
         fs::remove_dir_all(&apt.keyrings).unwrap();
-        let no_keyring = apt.sources_list("bullseye").unwrap_err().to_string();
+        let no_keyring = apt.sources_list("bullseye", OTHER_SOURCES).unwrap_err().to_string();
         fs::write(&apt.os_release, "ID=ubuntu\nVERSION_CODENAME=noble\n").unwrap();
-        let other = apt.sources_list("bullseye").unwrap_err().to_string();
+        let other = apt.sources_list("bullseye", OTHER_SOURCES).unwrap_err().to_string();
 
         for (error, cause) in [
             (no_source, "no Debian package source for 'bookworm'"),
