@@ -11,17 +11,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic names the line of a failed test")]
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+mod bare_metal;
+
+use std::fs;
+
+use bare_metal::{build, emulator, run_successfully};
 
 /// Instructions of a CPU's turn in the program.
 const WORK: u64 = 400_000;
-
-/// Prefix of the tools for arm64.
-const TOOL_PREFIX: &str = if cfg!(target_arch = "aarch64") { "" } else { "aarch64-linux-gnu-" };
 
 /// Elapsed time and work, in picoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,52 +35,17 @@ const SPIN_BY_LOADS: u32 = 3;
 const SLEEP_BY_WFI: u32 = 4;
 const SHORT_SECTIONS: u32 = 5;
 
-fn plugin_path() -> PathBuf {
-    let built = env::current_exe().unwrap();
-    let target = built.ancestors().nth(3).unwrap();
-    let plugin = target.join("release/libgranule_qemu_plugin.so");
-    assert!(plugin.is_file(), "build the plugin first: {} is missing", plugin.display());
-    plugin
-}
-
-fn run_successfully(command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {output:?}");
-}
-
 /// Builds the program and runs it with a quantum in nanoseconds and additional plugin arguments.
 fn run(scenario: u32, cpus: u64, quantum: u32, arguments: &str) -> MeasuredTime {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clock.S");
-    run_successfully(
-        Command::new(format!("{TOOL_PREFIX}gcc"))
-            .args(["-nostdlib", "-static", "-Wl,-Ttext=0x40080000", "-Wl,--build-id=none"])
-            .args([format!("-DSCENARIO={scenario}"), format!("-DCPUS={cpus}")])
-            .args([format!("-DWORK={WORK}"), "-o".to_owned()])
-            .args([path("program.elf"), source]),
-    );
-    run_successfully(
-        Command::new(format!("{TOOL_PREFIX}objcopy"))
-            .args(["-O", "binary"])
-            .args([path("program.elf"), path("program")]),
-    );
-    let emulator = env::var("GRANULE_QEMU").unwrap_or_else(|_| "qemu-system-aarch64".to_owned());
-    run_successfully(
-        Command::new(emulator)
-            .args(["-M", "virt,virtualization=on,gic-version=2", "-cpu", "max", "-m", "128M"])
-            .args(["-smp", &cpus.to_string(), "-icount", "shift=0,sleep=off"])
-            .args(["-nic", "none", "-display", "none", "-monitor", "none", "-serial", "none"])
-            .arg("-kernel")
-            .arg(path("program"))
-            .arg("-plugin")
-            .arg(format!(
-                "file={},out={},quantum={quantum}{arguments}",
-                plugin_path().display(),
-                path("counts").display()
-            )),
-    );
-    let counts = fs::read_to_string(path("counts")).unwrap();
+    let defines = [("SCENARIO", u64::from(scenario)), ("CPUS", cpus), ("WORK", WORK)]
+        .map(|(name, value)| format!("-D{name}={value}"));
+    let program = build("clock.S", &defines, directory.path());
+    let counts = path("counts");
+    let arguments = format!("out={},quantum={quantum}{arguments}", counts.display());
+    run_successfully(&mut emulator(&program, cpus, &arguments));
+    let counts = fs::read_to_string(counts).unwrap();
     let segments = counts.lines().map(|line| serde_json::from_str(line).unwrap());
     let phase = segments.into_iter().find(|s: &serde_json::Value| s["mark"] == 0x61).unwrap();
     let time = |name: &str| phase["time"][name].as_u64().unwrap();

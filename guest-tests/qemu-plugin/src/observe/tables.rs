@@ -59,6 +59,8 @@ struct Table {
     level: Level,
     granule: Granule,
     entries: Box<[u64]>,
+    /// Number of entries and roots that point at the table.
+    links: usize,
 }
 
 impl Table {
@@ -171,7 +173,7 @@ impl Tables {
         })
     }
 
-    /// Adds a table and those that it reaches, unless it is known or no memory.
+    /// Adds a link to a table, and the table and those that it reaches if it is not yet known.
     fn link(
         &mut self,
         machine: &dyn Machine,
@@ -180,13 +182,17 @@ impl Tables {
         added: &mut Vec<NewTable>,
     ) {
         let size = granule.size();
+        if let Some(table) = self.tables.get_mut(&address.0) {
+            table.links += 1;
+            return;
+        }
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
-        if self.tables.contains_key(&address.0) || !machine.read(address, &mut bytes) {
+        if !machine.read(address, &mut bytes) {
             return;
         }
         let entries: Box<[u64]> =
             bytes.as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry)).collect();
-        let table = Table { level, granule, entries };
+        let table = Table { level, granule, entries, links: 1 };
         let used = |(index, value): (usize, &u64)| Some((u16::try_from(index).ok()?, *value));
         let entries: Vec<_> = table
             .entries
@@ -207,8 +213,13 @@ impl Tables {
         added.push(NewTable { address, level, size, entries });
     }
 
-    /// Removes a table and those that it reaches.
+    /// Removes a link to a table, and with the last one the table and those that it reaches.
     fn unlink(&mut self, pages: &Pages, address: PhysAddr) {
+        let Some(table) = self.tables.get_mut(&address.0) else { return };
+        table.links -= 1;
+        if table.links > 0 {
+            return;
+        }
         let Some(table) = self.tables.remove(&address.0) else { return };
         mark(pages, address, table.granule.size(), false);
         for child in table.entries.iter().filter_map(|value| table.child(*value)) {
@@ -311,6 +322,21 @@ mod tests {
         assert_eq!(below, [change(TABLE, 0, 0x40_07fd, &[])]);
         assert_eq!(unlinked, [change(ROOT, TABLE | 3, 0, &[])]);
         assert_eq!(forgotten, []);
+    }
+
+    #[test]
+    fn a_table_is_known_until_its_last_link_is_gone() {
+        let (machine, pages, mut tables) =
+            (FakeMachine::new(8), Pages::default(), Tables::default());
+        tables.add_root(&machine, &pages, ROOT, VTCR);
+        for (entry, value, known) in
+            [(ROOT, TABLE | 3, 3), (ROOT + 8, TABLE | 3, 3), (ROOT, 0, 3), (ROOT + 8, 0, 2)]
+        {
+            machine.write(entry, value);
+            tables.store(&machine, &pages, (PhysAddr(entry), 8), StoredValue::InMemory);
+
+            assert_eq!(tables.verify(&machine), (known, 0), "{entry:#x} = {value:#x}");
+        }
     }
 
     #[test]
