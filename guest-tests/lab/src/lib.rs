@@ -61,7 +61,6 @@ pub use self::{
     host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
     ledger::{LedgerOptions, ledger},
-    observing_emulator::find_observing_emulator,
     options::{
         BuildOptions, CommonOptions, ExecutionOptions, GuestMatrix, HostOptions, KernelOptions,
         Locations, Matrix, Options, OutputOptions, ProgramMatrix, ProgramOptions, ReportOptions,

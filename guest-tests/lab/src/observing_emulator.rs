@@ -34,7 +34,7 @@ const REMEDY: &str = "set --qemu to QEMU 10 or newer";
 /// # Errors
 /// There is no such QEMU, and this machine cannot download it from Debian's backports.
 pub fn find_observing_emulator(
-    dry_run: bool,
+    shell: Shell,
     cache: &Path,
     qemu: &Path,
 ) -> Result<PathBuf, LabError> {
@@ -45,7 +45,7 @@ pub fn find_observing_emulator(
     let tools = cache.join("tools");
     match newest_unpacked(&tools) {
         Some(program) => Ok(program),
-        None => download(Shell::new(dry_run), cache, &tools),
+        None => download(shell, cache, &tools),
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
             fs::write(program(version), "").unwrap();
         }
 
-        let found = find_observing_emulator(true, cache.path(), Path::new("/no/qemu"));
+        let found = find_observing_emulator(Shell::silent(), cache.path(), Path::new("/no/qemu"));
 
         assert_eq!(found.unwrap(), program("qemu-10.0.2"));
     }
@@ -135,7 +135,9 @@ mod tests {
             return granule_types::testing::skip("this machine does not run Debian");
         }
 
-        let program = find_observing_emulator(false, cache.path(), Path::new("/no/qemu")).unwrap();
+        let program =
+            find_observing_emulator(Shell::new(false), cache.path(), Path::new("/no/qemu"))
+                .unwrap();
 
         let version = emulator::version(&program).unwrap();
         assert!(major_version(&version) >= Some(OLDEST_MAJOR), "{version}");

@@ -30,6 +30,8 @@ pub mod arguments;
 pub mod clock;
 pub mod costs;
 pub mod decode;
+#[cfg(not(test))]
+pub mod glib;
 pub mod observe;
 #[cfg(not(test))] // A test program cannot link the functions of QEMU.
 pub mod qemu;

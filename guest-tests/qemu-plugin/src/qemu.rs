@@ -26,8 +26,9 @@ use crate::{
     clock::{Block, Clock, CpuKey},
     costs::{CostRule, CostTable},
     decode::{DecodedInstruction, decode, may_halt},
+    glib::find_symbol,
     observe::hooks,
-    registers::{find_registers, find_symbol},
+    registers::find_registers,
     running_cpu::{self, CpuExit},
     segments::{Event, SegmentTimes, Segments},
 };

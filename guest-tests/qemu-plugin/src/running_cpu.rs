@@ -20,7 +20,7 @@ use std::{
     sync::OnceLock,
 };
 
-use crate::registers::{Register, find_symbol};
+use crate::{glib::find_symbol, registers::Register};
 
 type CpuExitFn = unsafe extern "C" fn(*mut c_void);
 type GetCpu = unsafe extern "C" fn(c_int) -> *mut c_void;

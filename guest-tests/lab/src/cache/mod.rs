@@ -4,11 +4,16 @@
 mod entry;
 mod prune;
 
+use std::path::PathBuf;
+
 use granule_types::units::pluralize;
 
 pub use self::prune::PruneOptions;
 use self::{entry::entries, prune::prune};
-use crate::{LabError, options::Locations, report::print};
+use crate::{
+    LabError, observing_emulator::find_observing_emulator, options::Locations, report::print,
+    shell::Shell,
+};
 
 /// Commands on the cache.
 #[derive(Debug, clap::Subcommand)]
@@ -21,6 +26,15 @@ pub enum CacheCommand {
     },
     /// Remove what a run can make again; entries that a run uses stay
     Prune(PruneOptions),
+    /// Print the program of a QEMU whose plugins can trace; download it if this machine's is older
+    Qemu {
+        /// Repository and cache
+        #[command(flatten)]
+        locations: Locations,
+        /// QEMU's program for arm64
+        #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-aarch64")]
+        qemu: PathBuf,
+    },
 }
 
 /// Executes a command on the cache.
@@ -31,6 +45,10 @@ pub fn execute(command: &CacheCommand) -> Result<(), LabError> {
     match command {
         CacheCommand::Ls { locations } => list(locations),
         CacheCommand::Prune(options) => prune(options),
+        CacheCommand::Qemu { locations, qemu } => {
+            let program = find_observing_emulator(Shell::new(false), &locations.cache()?, qemu)?;
+            print(&format!("{}\n", program.display()))
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The machine that QEMU emulates.
 //!
-//! Up to interface version 4, plugins can read memory by virtual address only. `cpu_physical_memory_rw`
-//! and `cpu_get_phys_page_debug` of QEMU are not part of the interface, but QEMU exports them if
-//! built with modules, as distributions do.
+//! Since interface version 5, plugins read physical memory and translate addresses. For version 4,
+//! `cpu_physical_memory_rw` and `cpu_get_phys_page_debug` do so: QEMU exports these functions of its
+//! own if built with modules, as distributions do.
 
 use std::{
     ffi::{c_int, c_void},
@@ -15,18 +15,49 @@ use granule_stage2::PhysAddr;
 
 use super::{machine::Machine, pages::PAGE_SIZE};
 use crate::{
-    registers::{Register, find_symbol},
+    glib::{ByteArray, GlibArray, find_symbol},
+    registers::Register,
     running_cpu,
 };
 
-type ReadMemory = unsafe extern "C" fn(u64, *mut c_void, u64, c_int);
-type TranslatePage = unsafe extern "C" fn(*mut c_void, u64) -> u64;
+type ReadMemory = unsafe extern "C" fn(u64, *mut GlibArray, usize) -> c_int;
+type Translate = unsafe extern "C" fn(u64, *mut u64) -> bool;
+type InternalReadMemory = unsafe extern "C" fn(u64, *mut c_void, u64, c_int);
+type InternalTranslatePage = unsafe extern "C" fn(*mut c_void, u64) -> u64;
+
+/// QEMU's functions for memory.
+#[derive(Debug)]
+enum Memory {
+    /// Interface version 5.
+    Interface { read: ReadMemory, translate: Translate, buffer: ByteArray },
+    /// Functions outside the interface.
+    Internal { read: InternalReadMemory, translate: InternalTranslatePage },
+}
+
+impl Memory {
+    fn find() -> Option<Self> {
+        let read = find_symbol(c"qemu_plugin_read_memory_hwaddr");
+        if let Some((read, translate)) = read.zip(find_symbol(c"qemu_plugin_translate_vaddr")) {
+            // SAFETY: QEMU's function of this name has this type.
+            let read = unsafe { mem::transmute::<*mut c_void, ReadMemory>(read.as_ptr()) };
+            // SAFETY: as above.
+            let translate = unsafe { mem::transmute::<*mut c_void, Translate>(translate.as_ptr()) };
+            return Some(Self::Interface { read, translate, buffer: ByteArray::new()? });
+        }
+        let read = find_symbol(c"cpu_physical_memory_rw")?.as_ptr();
+        let translate = find_symbol(c"cpu_get_phys_page_debug")?.as_ptr();
+        // SAFETY: QEMU's function of this name has this type; a `bool` is passed as an `int`.
+        let read = unsafe { mem::transmute::<*mut c_void, InternalReadMemory>(read) };
+        // SAFETY: QEMU's function of this name has this type.
+        let translate = unsafe { mem::transmute::<*mut c_void, InternalTranslatePage>(translate) };
+        Some(Self::Internal { read, translate })
+    }
+}
 
 /// The machine of this process.
 #[derive(Debug)]
 pub struct QemuMachine {
-    read: ReadMemory,
-    translate: TranslatePage,
+    memory: Memory,
     registers: OnceLock<Option<Registers>>,
 }
 
@@ -49,13 +80,7 @@ impl QemuMachine {
     pub fn find() -> Option<Self> {
         find_symbol(c"qemu_plugin_read_register")?;
         find_symbol(c"qemu_get_cpu")?;
-        let read = find_symbol(c"cpu_physical_memory_rw")?;
-        let translate = find_symbol(c"cpu_get_phys_page_debug")?;
-        // SAFETY: QEMU's function of this name has this type; a `bool` is passed as an `int`.
-        let read = unsafe { mem::transmute::<*mut c_void, ReadMemory>(read.as_ptr()) };
-        // SAFETY: QEMU's function of this name has this type.
-        let translate = unsafe { mem::transmute::<*mut c_void, TranslatePage>(translate.as_ptr()) };
-        Some(Self { read, translate, registers: OnceLock::new() })
+        Some(Self { memory: Memory::find()?, registers: OnceLock::new() })
     }
 
     fn registers(&self) -> Option<&Registers> {
@@ -65,19 +90,39 @@ impl QemuMachine {
 
 impl Machine for QemuMachine {
     fn read(&self, phys: PhysAddr, bytes: &mut [u8]) -> bool {
-        let is_write = 0;
-        // SAFETY: QEMU writes as many bytes as the buffer has, also outside memory.
-        unsafe {
-            (self.read)(phys.0, bytes.as_mut_ptr().cast(), bytes.len() as u64, is_write);
+        let length = bytes.len();
+        match &self.memory {
+            Memory::Interface { read, buffer, .. } => {
+                let filled = buffer.fill(bytes, |buffer| {
+                    // SAFETY: QEMU appends at most `length` bytes.
+                    unsafe { read(phys.0, buffer, length) };
+                });
+                filled == length
+            }
+            Memory::Internal { read, .. } => {
+                let is_write = 0;
+                // SAFETY: QEMU writes as many bytes as the buffer has, zeros outside memory.
+                unsafe { read(phys.0, bytes.as_mut_ptr().cast(), length as u64, is_write) };
+                true
+            }
         }
-        true
     }
 
     fn translate(&self, virt: u64) -> Option<PhysAddr> {
-        let cpu = running_cpu::current_cpu_pointer().filter(|cpu| !cpu.is_null())?;
-        // SAFETY: the CPU runs on this thread; the function changes nothing.
-        let page = unsafe { (self.translate)(cpu, virt & !(PAGE_SIZE - 1)) };
-        (page != u64::MAX).then(|| PhysAddr(page) + virt % PAGE_SIZE)
+        match &self.memory {
+            Memory::Interface { translate, .. } => {
+                let mut phys = 0;
+                // SAFETY: the caller is a callback of the running CPU.
+                let is_mapped = unsafe { translate(virt, &raw mut phys) };
+                is_mapped.then_some(PhysAddr(phys))
+            }
+            Memory::Internal { translate, .. } => {
+                let cpu = running_cpu::current_cpu_pointer().filter(|cpu| !cpu.is_null())?;
+                // SAFETY: the CPU runs on this thread; the function changes nothing.
+                let page = unsafe { translate(cpu, virt & !(PAGE_SIZE - 1)) };
+                (page != u64::MAX).then(|| PhysAddr(page) + virt % PAGE_SIZE)
+            }
+        }
     }
 
     fn register(&self, number: u8) -> u64 {
