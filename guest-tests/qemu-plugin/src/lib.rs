@@ -19,6 +19,7 @@
 //!   virtual time. It needs `-icount`.
 //! * `cost=CLASS:PICOSECONDS`, repeatable: the [cost](costs) of a class of instructions in elapsed
 //!   time.
+//! * `trace=FILE`: writes a [trace](observe) of what the machine does to stage-2 tables.
 //!
 //! Counting takes no virtual time. Counts are exact under `-icount`, where one thread runs all
 //! CPUs. With one thread for each CPU no count is lost, but instructions that run concurrently with
