@@ -63,25 +63,21 @@ impl Guest {
         }
     }
 
-    /// Passes changes of the lock's holders to the checker.
+    /// Passes changes of the lock's holders to the checker: first the releases.
     pub(super) fn update_lock(&mut self, lock: &Lock) {
-        for cpu in 0..self.holds.len() {
-            let (before, after) = (self.holds[cpu], lock.hold(cpu));
-            if before == after {
-                continue;
+        let holds: Vec<_> = (0..self.holds.len()).map(|cpu| lock.hold(cpu)).collect();
+        let before = core::mem::replace(&mut self.holds, holds.clone());
+        for (cpu, (before, after)) in (0..).zip(before.iter().zip(&holds)) {
+            if let Some(hold) = before.filter(|_| before != after) {
+                self.check(cpu, Action::Note(Note::Unlock));
+                self.walk(cpu, hold, false);
             }
-            let Ok(number) = u8::try_from(cpu) else { continue };
-            self.holds[cpu] = after;
-            if let Some(hold) = before {
-                self.check(number, Action::Note(Note::Unlock));
-                self.walk(number, hold, false);
-            }
-            if let Some(hold) = after {
-                self.check(
-                    number,
-                    Action::Note(Note::Lock { is_exclusive: hold == Hold::Exclusive }),
-                );
-                self.walk(number, hold, true);
+        }
+        for (cpu, (before, after)) in (0..).zip(before.into_iter().zip(holds)) {
+            if let Some(hold) = after.filter(|_| before != after) {
+                let is_exclusive = hold == Hold::Exclusive;
+                self.check(cpu, Action::Note(Note::Lock { is_exclusive }));
+                self.walk(cpu, hold, true);
             }
         }
     }
