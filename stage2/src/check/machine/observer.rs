@@ -58,6 +58,8 @@ pub struct Totals {
     pub stores: u64,
     /// Linked tables whose contents the trace does not tell.
     pub unknown_tables: u64,
+    /// Stores that replace another value than the known one: the trace is incomplete.
+    pub unexpected_values: u64,
 }
 
 /// Checks the events of a machine.
@@ -127,6 +129,7 @@ impl Observer {
 
     fn dispatch(&mut self, event: &MachineEvent) {
         let cpu = event.cpu;
+        let normalize = |value| self.machine.hypervisor.normalize(value);
         match &event.action {
             MachineAction::Stack(number, addresses) => {
                 self.stacks.insert(*number, addresses.clone());
@@ -143,15 +146,17 @@ impl Observer {
             MachineAction::Table { table, level, unordered_writer, entries } => {
                 let page = TablePage {
                     level: *level,
-                    entries: entries.iter().copied().collect(),
+                    entries: entries
+                        .iter()
+                        .map(|(index, value)| (*index, normalize(*value)))
+                        .collect(),
                     unordered_writer: *unordered_writer,
                     guest: None,
                 };
                 self.add_table(cpu, *table, page);
             }
             MachineAction::Store { entry, old, new, kind } => {
-                let normalize = |value| Descriptor(self.machine.hypervisor.normalize(value));
-                let (old, new) = (normalize(*old), normalize(*new));
+                let (old, new) = (Descriptor(normalize(*old)), Descriptor(normalize(*new)));
                 self.store(cpu, *entry, (old, new), *kind);
             }
             MachineAction::Dsb(accesses, domain) => {
@@ -291,10 +296,11 @@ impl Observer {
     ) {
         let Some(pages) = &mut self.pages else { return };
         let Some((page, index)) = pages.of_entry(entry) else { return };
-        match new {
+        let known = match new {
             Descriptor::EMPTY => page.entries.remove(&index),
             Descriptor(value) => page.entries.insert(index, value),
         };
+        self.totals.unexpected_values += u64::from(Descriptor(known.unwrap_or(0)) != old);
         let level = page.level;
         let Some(number) = page.guest else {
             page.unordered_writer = Some(cpu);

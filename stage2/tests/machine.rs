@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The observer of machines: a trace of a correct hypervisor has no finding, and each trace without one
+//! of its steps has the finding of the missing step.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use granule_stage2::{
+    Features, PhysAddr,
+    check::{
+        Rule,
+        machine::{Hypervisor, LockType, Machine, MachineEvent, Observer, Role},
+    },
+};
+
+/// Two guests run; the first one maps a page, then a block of the same addresses, as CPU 0 of a
+/// hypervisor with E2H does it.
+const TRACE: &str = "
+0 stack 1 ffff800010053174
+0 vtcr 80023558
+0 hcr 488000000
+0 table 41180000 1 -
+0 vttbr 1000041180000
+0 isb
+1 vtcr 80023558
+1 hcr 488000000
+1 table 42180000 1 -
+1 vttbr 2000042180000
+1 isb
+0 write 41a00000
+0 word 50000000 0 1
+0 dc civac 41a00000 1000 @1
+0 dsb sy
+0 table 41185000 3 -
+0 table 41184000 2 0 0=41185003
+0 store 41180000 0 41184003 release @1
+0 store 41185000 0 40000041a007ff plain @1
+0 word 50000000 1 0
+0 word 50000000 0 1
+0 dc civac 41a00000 200000 @1
+0 dsb sy
+0 store 41184000 41185003 0 plain @1
+0 dsb ishst
+0 hcr 480000000
+0 isb
+0 tlbi ipas2e1is 0 @1
+0 dsb ish
+0 tlbi vmalle1is 0 @1
+0 dsb ish
+0 isb
+0 hcr 488000000
+0 isb
+0 store 41184000 0 40000041a007fd plain @1
+0 word 50000000 1 0
+0 enter 2 0 0 0 0
+0 word 50000000 0 1
+0 store 41184000 40000041a007fd 40000041a0077d plain @1
+0 word 50000000 1 0
+0 dsb ishst
+0 hcr 480000000
+0 isb
+0 tlbi vmalls12e1is 0
+0 dsb ish
+0 isb
+0 hcr 488000000
+0 isb
+0 leave 2 0
+0 free 41180000
+";
+
+fn findings(trace: &str) -> Vec<(Rule, u64)> {
+    let mut observer = Observer::new(Machine {
+        cpus: 2,
+        features: Features { fwb: false, dic: true, tlb_range: false, bbm: 0 },
+        memory: (PhysAddr(0x4000_0000), 1 << 30),
+        hypervisor: Hypervisor {
+            lock: LockType::Spinlock,
+            locked_entry: None,
+            functions: BTreeMap::from([(2, Role::Call)]),
+        },
+        disabled_rules: BTreeSet::from([Rule::OutsideSlot]),
+    });
+    for line in trace.lines().filter(|line| !line.is_empty()) {
+        observer.observe(&line.parse::<MachineEvent>().unwrap());
+    }
+    assert_eq!(observer.totals().guests, 2);
+    observer.findings().iter().map(|finding| (finding.rule, finding.count)).collect()
+}
+
+#[test]
+fn a_correct_hypervisor_has_no_finding() {
+    assert_eq!(findings(TRACE), []);
+}
+
+#[test]
+fn each_missing_or_weaker_step_is_found() {
+    for (step, replacement, rule) in [
+        ("0 dc civac 41a00000 1000 @1\n", "", Rule::UncleanReachable),
+        ("0 dc civac 41a00000 200000 @1\n", "", Rule::UncleanReachable),
+        ("0 dsb sy\n0 table", "0 table", Rule::UncleanReachable),
+        ("release", "plain", Rule::TableNotPublished),
+        ("0 tlbi ipas2e1is 0 @1\n", "", Rule::TableRemovalSpan),
+        ("0 tlbi ipas2e1is 0 @1\n", "0 tlbi ipas2e1 0 @1\n", Rule::TableRemovalSpan),
+        ("0 tlbi vmalle1is 0 @1\n", "", Rule::CombinedNotInvalidated),
+        (
+            "plain @1\n0 dsb ishst\n0 hcr 480000000\n0 isb\n0 tlbi ipas2",
+            "plain @1\n0 hcr 480000000\n0 isb\n0 tlbi ipas2",
+            Rule::TableRemovalSpan,
+        ),
+        ("0 tlbi vmalls12e1is 0\n", "", Rule::ReductionNotComplete),
+        ("0 hcr 480000000\n0 isb\n0 tlbi vmalls", "0 tlbi vmalls", Rule::ReductionNotComplete),
+        (
+            "0 hcr 480000000\n0 isb\n0 tlbi vmalls",
+            "0 hcr 480000000\n0 tlbi vmalls",
+            Rule::VmidNotCurrent,
+        ),
+        ("0 isb\n0 store 41184000 0", "0 store 41184000 0", Rule::VmidNotRestored),
+        (
+            "0 word 50000000 0 1\n0 dc civac 41a00000 200000",
+            "0 dc civac 41a00000 200000",
+            Rule::LockDiscipline,
+        ),
+    ] {
+        let trace = TRACE.replacen(step, replacement, 1);
+        assert_ne!(trace, TRACE, "{step}");
+
+        let found = findings(&trace);
+
+        assert!(found.iter().any(|(found, _)| *found == rule), "{step:?}: {rule}, not {found:?}");
+    }
+}
+
+#[test]
+fn a_replaced_table_without_a_break_is_found() {
+    let trace = TRACE
+        .replace("0 store 41184000 41185003 0 plain @1\n", "")
+        .replace("0 store 41184000 0 4", "0 store 41184000 41185003 4");
+
+    assert!(findings(&trace).contains(&(Rule::BreakBeforeMake, 1)));
+}
+
+#[test]
+fn violations_of_one_place_are_one_finding() {
+    let unclean = TRACE.replace("0 dc civac 41a00000 200000 @1\n", "");
+    let store = "0 store 41184000 0 40000041a007fd plain @1\n";
+    let again = "0 store 41184000 40000041a007fd 0 plain @1\n";
+
+    let twice = findings(&unclean.replace(store, &[store, again, store].concat()));
+
+    assert!(twice.contains(&(Rule::UncleanReachable, 2)), "{twice:?}");
+}
