@@ -18,8 +18,8 @@ use crate::{
 const KEPT_EVENTS: usize = 4096;
 /// Number of events of a finding's history.
 const HISTORY: usize = 16;
-/// Functions of a call stack that tell findings apart: more would repeat one defect for each caller.
-const TOLD_APART_BY: usize = 4;
+/// Functions of a call stack that distinguish findings: more would repeat one defect for each caller.
+const DISTINGUISHED_BY: usize = 4;
 
 /// A defect: a violated rule and the place in the hypervisor.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ impl Findings {
         guest: (PhysAddr, Vmid),
         stack: &[u64],
     ) {
-        let key = (violation.rule, stack.iter().copied().take(TOLD_APART_BY).collect());
+        let key = (violation.rule, stack.iter().copied().take(DISTINGUISHED_BY).collect());
         let recent = &self.recent;
         let finding = self.found.entry(key).or_insert_with(|| Finding {
             rule: violation.rule,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a checker must know about a hypervisor beyond the architecture.
+//! Properties of a hypervisor that the architecture does not determine.
 
 use alloc::collections::BTreeMap;
 
 use super::lock::LockType;
 use crate::descriptor::Descriptor;
 
-/// What the call of a function means for the checker.
+/// Meaning of a function's call for the checker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// A call by user space: when it returns, restrictions of entries have reached all TLBs.

@@ -50,11 +50,11 @@ impl Lock {
         }
         self.has_owner = new & OWNER != 0;
         let change =
-            (new as u32 >> READER_SHIFT).cast_signed() - (old as u32 >> READER_SHIFT).cast_signed();
+            (new >> READER_SHIFT).cast_signed() - (old >> READER_SHIFT).cast_signed();
         if self.kind == LockType::ReaderWriter
             && let Some(readers) = self.readers.get_mut(cpu)
         {
-            *readers += i64::from(change);
+            *readers += change;
         }
     }
 

@@ -56,7 +56,7 @@ pub struct Totals {
     pub unsupported: u64,
     /// Stores to linked tables.
     pub stores: u64,
-    /// Linked tables whose contents the trace does not tell.
+    /// Linked tables whose contents are not in the trace.
     pub unknown_tables: u64,
     /// Stores that replace another value than the known one: the trace is incomplete.
     pub unexpected_values: u64,
@@ -122,7 +122,7 @@ impl Observer {
         }
         self.dispatch(event);
         self.collect(index, event);
-        if index % EVENTS_BETWEEN_COLLECTIONS == 0 {
+        if index.is_multiple_of(EVENTS_BETWEEN_COLLECTIONS) {
             self.guests.iter_mut().for_each(|guest| guest.checker.forget_unlinked_tables());
         }
     }
@@ -279,7 +279,7 @@ impl Observer {
         let Some(geometry) = registers.geometry() else { return };
         let granule = geometry.granule().size();
         self.pages.get_or_insert_with(|| Pages::new(granule)).insert(table, page);
-        // The root of a guest that is known already: VTTBR_EL2 was written before its table is told.
+        // The root of a guest that is known already: VTTBR_EL2 was written before the event of its table.
         if let Some((root, number)) = self.by_root.range(..=table).next_back()
             && table.0 < root.0 + geometry.root_tables() * granule
         {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The contents of all pages that are tables, as the trace tells them.
+//! The contents of all pages that are tables, according to the trace.
 
 use alloc::{collections::BTreeMap, vec::Vec};
 
