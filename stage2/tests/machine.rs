@@ -2,7 +2,7 @@
 //! The observer of machines: a trace of a correct hypervisor has no finding, and each trace without one
 //! of its steps has the finding of the missing step.
 
-#![allow(missing_docs, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 

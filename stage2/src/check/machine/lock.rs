@@ -49,8 +49,7 @@ impl Lock {
             _ => {}
         }
         self.has_owner = new & OWNER != 0;
-        let change =
-            (new >> READER_SHIFT).cast_signed() - (old >> READER_SHIFT).cast_signed();
+        let change = (new >> READER_SHIFT).cast_signed() - (old >> READER_SHIFT).cast_signed();
         if self.kind == LockType::ReaderWriter
             && let Some(readers) = self.readers.get_mut(cpu)
         {
