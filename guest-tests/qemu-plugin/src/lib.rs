@@ -25,7 +25,7 @@
 //! CPUs. With one thread for each CPU no count is lost, but instructions that run concurrently with
 //! a mark may belong to either segment.
 //!
-//! One binary supports all QEMU versions: see [`qemu`].
+//! One binary supports all QEMU versions: see [`interface`].
 
 pub mod arguments;
 pub mod clock;
@@ -33,6 +33,8 @@ pub mod costs;
 pub mod decode;
 #[cfg(not(test))]
 pub mod glib;
+#[cfg(not(test))]
+pub mod interface;
 pub mod observe;
 #[cfg(not(test))] // A test program cannot link the functions of QEMU.
 pub mod qemu;

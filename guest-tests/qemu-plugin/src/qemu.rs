@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The plugin interface of QEMU.
-//!
-//! QEMU refuses a plugin whose `qemu_plugin_version` is outside the range that it supports: 0 to 1
-//! before QEMU 9.0, at least 2 since. No constant is in both ranges. A constructor, which runs
-//! before QEMU reads the version, sets the newest version whose functions this QEMU has. Of the
-//! functions used here only `qemu_plugin_insn_data` changed: it returns a pointer to the bytes up
-//! to version 2 and copies them since version 3 (QEMU 9.1).
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
@@ -13,10 +7,7 @@ use std::{
     io::BufWriter,
     mem,
     path::Path,
-    sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicI32, Ordering},
-    },
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use qemu_plugin_sys as sys;
@@ -26,38 +17,12 @@ use crate::{
     clock::{Block, Clock, CpuKey},
     costs::{CostRule, CostTable},
     decode::{DecodedInstruction, decode, may_halt},
-    glib::find_symbol,
+    interface::{self, Callbacks},
     observe::hooks,
     registers::find_registers,
     running_cpu::{self, CpuExit},
     segments::{Event, SegmentTimes, Segments},
 };
-
-/// Interface version of this plugin, read by QEMU as a C `int`.
-#[unsafe(no_mangle)]
-pub static qemu_plugin_version: AtomicI32 = AtomicI32::new(1);
-
-/// Constructor that runs when QEMU opens the plugin.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn() = choose_version;
-
-/// Functions, each with the interface version that introduced it.
-const VERSION_OF_FUNCTION: [(&CStr, i32); 4] = [
-    (c"qemu_plugin_translate_vaddr", 5),
-    (c"qemu_plugin_read_memory_vaddr", 4),
-    (c"qemu_plugin_register_vcpu_tb_exec_cond_cb", 3),
-    (c"qemu_plugin_num_vcpus", 2),
-];
-
-extern "C" fn choose_version() {
-    for (name, version) in VERSION_OF_FUNCTION {
-        if find_symbol(name).is_some() {
-            qemu_plugin_version.store(version, Ordering::Relaxed);
-            return;
-        }
-    }
-}
 
 /// The installed plugin.
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
@@ -150,12 +115,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
         eprintln!("qemu-plugin: {error}");
         return 1;
     }
-    // SAFETY: QEMU passed `id`, and the callback lives as long as the plugin.
-    unsafe { sys::qemu_plugin_register_vcpu_init_cb(id, Some(on_cpu_init)) };
-    // SAFETY: as above.
-    unsafe { sys::qemu_plugin_register_vcpu_tb_trans_cb(id, Some(on_translate)) };
-    // SAFETY: as above, without user data.
-    unsafe { sys::qemu_plugin_register_atexit_cb(id, Some(on_exit), std::ptr::null_mut()) };
+    interface::register(id, Callbacks { on_cpu_init, on_translate, on_exit });
     0
 }
 
@@ -182,7 +142,7 @@ impl Plugin {
                 .quantum
                 .map(|quantum| ElapsedTimeMeter::new(quantum, arguments.seed, arguments.costs))
                 .transpose()?,
-            is_data_copied: qemu_plugin_version.load(Ordering::Relaxed) >= 3,
+            is_data_copied: interface::version() >= 3,
         })
     }
 
@@ -217,7 +177,7 @@ fn create_output(path: &Path) -> Result<BufWriter<File>, String> {
 }
 
 /// Registers callbacks for a block of code when QEMU translates it.
-unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_plugin_tb) {
+fn on_translate(tb: *mut sys::qemu_plugin_tb) {
     let Some(plugin) = PLUGIN.get() else { return };
     // SAFETY: QEMU passes a valid block.
     let count = unsafe { sys::qemu_plugin_tb_n_insns(tb) };
@@ -311,7 +271,7 @@ impl Plugin {
     }
 }
 
-unsafe extern "C" fn on_cpu_init(_: sys::qemu_plugin_id_t, _: c_uint) {
+fn on_cpu_init() {
     find_registers();
     let needs_register =
         PLUGIN.get().is_some_and(|p| p.elapsed_time_meter.is_some() && p.is_data_copied);
@@ -373,7 +333,7 @@ unsafe extern "C" fn on_mark(_: c_uint, mark: *mut c_void) {
     }
 }
 
-unsafe extern "C" fn on_exit(_: sys::qemu_plugin_id_t, _: *mut c_void) {
+fn on_exit() {
     if let Some(plugin) = PLUGIN.get()
         && let Err(e) = plugin.segments.finish(plugin.end_clock_segment())
     {

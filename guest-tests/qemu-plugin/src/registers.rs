@@ -2,14 +2,14 @@
 //! Registers of the running CPU, by their names in QEMU's list.
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_void},
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
     mem,
     sync::OnceLock,
 };
 
 use crate::glib::{ByteArray, GlibArray, find_symbol};
 
-/// `qemu_plugin_reg_descriptor`.
+/// `qemu_plugin_reg_descriptor`: the fields of every version. Later versions have more.
 #[repr(C)]
 struct RegisterDescriptor {
     handle: *mut c_void,
@@ -17,6 +17,7 @@ struct RegisterDescriptor {
     feature: *const c_char,
 }
 
+type ElementSize = unsafe extern "C" fn(*mut GlibArray) -> c_uint;
 type GetRegisters = unsafe extern "C" fn() -> *mut GlibArray;
 /// The result is a length or, in later versions, a `bool`.
 type ReadRegister = unsafe extern "C" fn(*mut c_void, *mut GlibArray) -> c_int;
@@ -45,14 +46,18 @@ pub fn find_registers() {
         let get = unsafe { mem::transmute::<*mut c_void, GetRegisters>(get.as_ptr()) };
         // SAFETY: as above.
         let read = unsafe { mem::transmute::<*mut c_void, ReadRegister>(read.as_ptr()) };
+        let size = find_symbol(c"g_array_get_element_size")?;
+        // SAFETY: GLib's function of this name has this type.
+        let size = unsafe { mem::transmute::<*mut c_void, ElementSize>(size.as_ptr()) };
         // SAFETY: a CPU is being initialised on this thread, as the function requires.
-        let list = unsafe { get() };
+        let array = unsafe { get() };
         // SAFETY: QEMU returns null or an array, which is never freed here.
-        let list = unsafe { list.as_ref() }?;
-        let descriptors = list.data.cast::<RegisterDescriptor>();
+        let list = unsafe { array.as_ref() }?;
+        // SAFETY: as above.
+        let size = unsafe { size(array) } as usize;
         let registers = (0..list.len as usize).filter_map(|i| {
-            // SAFETY: the array holds `len` descriptors.
-            let descriptor = unsafe { descriptors.add(i) };
+            // SAFETY: the array holds `len` descriptors of this size.
+            let descriptor = unsafe { list.data.add(i * size) }.cast::<RegisterDescriptor>();
             // SAFETY: as above; GLib aligns its arrays for any type.
             let descriptor = unsafe { descriptor.as_ref() }?;
             // SAFETY: QEMU's names end with a NUL and live as long as QEMU.
