@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use granule_stage2::{
-    Features, PhysAddr,
+    PhysAddr,
     check::{
         Rule,
         machine::{Hypervisor, LockType, Machine, MachineEvent, Observer, Role},
@@ -18,6 +18,7 @@ use granule_stage2::{
 /// hypervisor with E2H does it.
 const TRACE: &str = "
 0 stack 1 ffff800010053174
+0 id ctr_el0 a444c004
 0 vtcr 80023558
 0 hcr 488000000
 0 table 41180000 1 -
@@ -72,7 +73,6 @@ const TRACE: &str = "
 fn findings(trace: &str) -> Vec<(Rule, u64)> {
     let mut observer = Observer::new(Machine {
         cpus: 2,
-        features: Features { fwb: false, dic: true, tlb_range: false, bbm: 0 },
         memory: (PhysAddr(0x4000_0000), 1 << 30),
         hypervisor: Hypervisor {
             lock: LockType::Spinlock,

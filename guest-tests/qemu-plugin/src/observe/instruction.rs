@@ -29,7 +29,7 @@ pub enum SystemRegister {
 pub enum Observed {
     /// `MSR`.
     Write(SystemRegister, Operand),
-    /// `DSB`, `DMB` or `ISB`.
+    /// `DSB`, `DMB` or `ISB`; `ERET` as an `ISB`.
     Barrier(Barrier),
     /// TLB maintenance.
     Tlbi(SysOperation, Operand),
@@ -55,6 +55,9 @@ pub fn decode(word: u32) -> Option<Observed> {
     if let Some(operation) = maintenance(word) {
         return decode_maintenance(operation, operand(word, 0));
     }
+    if is_exception_return(word) {
+        return Some(Observed::Barrier(Barrier::Isb));
+    }
     if word & 0xfb20_0c00 == 0x1900_0400 {
         return Some(Observed::Bulk { destination: operand(word, 0), size: operand(word, 5) });
     }
@@ -65,6 +68,11 @@ pub fn decode(word: u32) -> Option<Observed> {
         _ => return decode_barrier(word).map(Observed::Barrier),
     };
     Some(Observed::Write(register, operand(word, 0)))
+}
+
+/// Returns whether an instruction is `ERET`, `ERETAA` or `ERETAB`, which synchronise the context.
+const fn is_exception_return(word: u32) -> bool {
+    matches!(word, 0xd69f_03e0 | 0xd69f_0bff | 0xd69f_0fff)
 }
 
 fn decode_maintenance(operation: SysOperation, operand: Operand) -> Option<Observed> {
@@ -169,6 +177,9 @@ mod tests {
             (0xd503_3abf, barrier(Barrier::Dmb(Stores, InnerShareable)), "dmb ishst"),
             (0xd503_39bf, barrier(Barrier::Dmb(Loads, InnerShareable)), "dmb ishld"),
             (0xd503_3fdf, barrier(Barrier::Isb), "isb"),
+            (0xd69f_03e0, barrier(Barrier::Isb), "eret"),
+            (0xd69f_0bff, barrier(Barrier::Isb), "eretaa"),
+            (0xd65f_03c0, None, "ret"),
             (0xd503_309f, None, "ssbb"),
             (0xd503_349f, None, "pssbb"),
             (0xd503_30ff, None, "sb"),

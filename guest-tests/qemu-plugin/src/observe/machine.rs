@@ -14,6 +14,9 @@ pub trait Machine {
     /// Returns the value of `X0` to `X30` of the running CPU.
     fn register(&self, number: u8) -> u64;
 
+    /// Returns the value of an identification register, by its name in lower case.
+    fn identification(&self, name: &str) -> Option<u64>;
+
     /// Returns the exception level of the running CPU.
     fn exception_level(&self) -> u8;
 
@@ -87,6 +90,10 @@ pub mod fake {
 
         fn register(&self, number: u8) -> u64 {
             self.0.lock().unwrap().registers[usize::from(number)]
+        }
+
+        fn identification(&self, name: &str) -> Option<u64> {
+            Some(name.len() as u64)
         }
 
         fn exception_level(&self) -> u8 {

@@ -3,6 +3,7 @@
 
 use std::{
     io::{self, Write},
+    mem,
     ops::Range,
     sync::{
         Mutex, MutexGuard, PoisonError, RwLock,
@@ -12,7 +13,10 @@ use std::{
 
 use granule_stage2::{
     PhysAddr,
-    check::{StoreKind, machine::event::MachineAction},
+    check::{
+        StoreKind,
+        machine::{IDENTIFICATION, MachineAction},
+    },
 };
 
 use super::{
@@ -44,6 +48,8 @@ struct State {
     tables: Tables,
     words: WatchedWords,
     registers: Vec<SystemRegisters>,
+    /// Indicates that the trace has the identification registers.
+    is_identified: bool,
 }
 
 /// A store of the machine.
@@ -86,6 +92,7 @@ impl Observer {
             tables: Tables::default(),
             words: WatchedWords::default(),
             registers: vec![SystemRegisters::default(); cpus],
+            is_identified: false,
         };
         Self {
             machine,
@@ -274,6 +281,7 @@ impl Observer {
     ) {
         let value = self.value(operand);
         let state = &mut *self.state();
+        self.identify(state, cpu);
         let registers = &mut state.registers[usize::from(cpu)];
         let Some(action) = registers.set(register, value) else { return };
         let registers = *registers;
@@ -286,6 +294,21 @@ impl Observer {
             stack = state.trace.stack(&*self.machine, cpu, address);
         }
         state.trace.emit(cpu, action, stack);
+    }
+
+    /// Writes the identification registers once: all CPUs have the same model.
+    fn identify(&self, state: &mut State, cpu: u8) {
+        if mem::replace(&mut state.is_identified, true) {
+            return;
+        }
+        for name in IDENTIFICATION {
+            match self.machine.identification(name) {
+                Some(value) => {
+                    state.trace.emit(cpu, MachineAction::Identify(name.into(), value), None);
+                }
+                None => state.trace.skip(name),
+            }
+        }
     }
 
     fn barrier(&self, cpu: u8, barrier: Barrier) {

@@ -130,6 +130,10 @@ impl Machine for QemuMachine {
         register.and_then(|register| register.read()).unwrap_or(0)
     }
 
+    fn identification(&self, name: &str) -> Option<u64> {
+        Register::find(&name.to_uppercase())?.read()
+    }
+
     fn exception_level(&self) -> u8 {
         let state = self.registers().and_then(|all| all.state.read()).unwrap_or(0);
         u8::try_from((state >> 2) & 3).unwrap_or(0)

@@ -11,15 +11,10 @@ use crate::{
     address::{EntryAddress, TableAddress},
     check::{Checker, StoreKind, Violation, stale_entry::EntryChange, table_model::EntryPosition},
     descriptor::Descriptor,
-    geometry::Geometry,
     operations::{Scope, Tlbi, Vmid},
 };
 
 impl Checker {
-    pub(super) const fn geometry(&self) -> Geometry {
-        self.setup.geometry
-    }
-
     pub(super) fn current_vmid(&self, cpu: usize) -> Vmid {
         self.cpus[cpu].vmid
     }

@@ -4,6 +4,7 @@
 //! ```text
 //! granule-machine-trace 1
 //! # CPU event arguments
+//! 0 id ctr_el0 84448004
 //! 0 stack 0 ffff800010073a2c ffff80001007403c
 //! 0 vtcr 80023558
 //! 0 vttbr 1000041180000 @0
@@ -21,6 +22,7 @@
 //! | event | arguments |
 //! |---|---|
 //! | `stack` | number, return addresses from the innermost function on; defines a call stack |
+//! | `id` | name of an identification register in lower case, its value on all CPUs |
 //! | `vtcr` `hcr` | new value of the register |
 //! | `vttbr` | new value of VTTBR_EL2 |
 //! | `table` | address of a page that becomes a table, its level, the CPU whose stores to the page no barrier has ordered yet or `-`, its entries that are not zero as index`=`value |
@@ -88,6 +90,8 @@ pub enum Domain {
 pub enum MachineAction {
     /// Defines a call stack: its number, and return addresses from the innermost function on.
     Stack(u32, Vec<u64>),
+    /// The value of an identification register on all CPUs: its name in lower case.
+    Identify(String, u64),
     /// Writes VTCR_EL2.
     SetVtcr(u64),
     /// Writes VTTBR_EL2.
@@ -258,6 +262,7 @@ impl<'a> Words<'a> {
                 let number = self.decimal()?;
                 MachineAction::Stack(number, self.0.by_ref().map(hex).collect::<ParseResult<_>>()?)
             }
+            "id" => MachineAction::Identify(self.word()?.into(), self.hex()?),
             "vtcr" => MachineAction::SetVtcr(self.hex()?),
             "vttbr" => MachineAction::SetVttbr(self.hex()?),
             "hcr" => MachineAction::SetHcr(self.hex()?),
@@ -326,6 +331,7 @@ impl fmt::Display for MachineAction {
                 write!(f, "stack {number}")?;
                 addresses.iter().try_for_each(|address| write!(f, " {address:x}"))
             }
+            Self::Identify(name, value) => write!(f, "id {name} {value:x}"),
             Self::SetVtcr(value) => write!(f, "vtcr {value:x}"),
             Self::SetVttbr(value) => write!(f, "vttbr {value:x}"),
             Self::SetHcr(value) => write!(f, "hcr {value:x}"),
@@ -377,7 +383,7 @@ mod tests {
         let texts: Vec<_> =
             lines.iter().map(|line| line.parse::<MachineEvent>().unwrap().to_string()).collect();
 
-        assert_eq!(lines.len(), 12);
+        assert_eq!(lines.len(), 13);
         assert_eq!(texts, lines);
     }
 

@@ -27,4 +27,5 @@ pub use self::{
     hypervisor::{Hypervisor, Role},
     lock::LockType,
     observer::{Machine, Observer, Totals},
+    registers::IDENTIFICATION,
 };

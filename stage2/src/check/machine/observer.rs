@@ -14,7 +14,7 @@ use super::{
     hypervisor::{Hypervisor, Role},
     lock::Lock,
     pages::{Pages, TablePage, child},
-    registers::Registers,
+    registers::{self, Registers},
     tlbi::{self, Invalidation},
 };
 use crate::{
@@ -35,8 +35,6 @@ const EVENTS_BETWEEN_COLLECTIONS: u64 = 1 << 16;
 pub struct Machine {
     /// The number of CPUs, up to 64.
     pub cpus: u8,
-    /// The features common to all CPUs. FEAT_S2FWB is in use if a hypervisor sets HCR_EL2.FWB.
-    pub features: Features,
     /// First address and bytes of the memory, which is dirty until it is cleaned.
     pub memory: (PhysAddr, u64),
     /// The hypervisor.
@@ -66,6 +64,7 @@ pub struct Totals {
 #[derive(Debug)]
 pub struct Observer {
     machine: Machine,
+    features: Features,
     registers: Vec<Registers>,
     guests: Vec<Guest>,
     by_root: BTreeMap<PhysAddr, usize>,
@@ -83,9 +82,11 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Creates an observer of a machine whose memory contains no table yet.
+    /// Creates an observer of a machine whose memory contains no table yet. Until the trace shows an
+    /// identification register, the machine has no feature of it.
     pub fn new(machine: Machine) -> Self {
         Self {
+            features: Features { fwb: false, dic: false, tlb_range: false, bbm: 0 },
             registers: vec![Registers::default(); usize::from(machine.cpus)],
             guests: Vec::new(),
             by_root: BTreeMap::new(),
@@ -105,6 +106,11 @@ impl Observer {
     /// Returns the findings in the order of their first events.
     pub fn findings(&self) -> Vec<&Finding> {
         self.findings.in_order()
+    }
+
+    /// Returns the features of the machine's CPUs, without FEAT_S2FWB.
+    pub const fn features(&self) -> Features {
+        self.features
     }
 
     /// Returns what has been seen.
@@ -133,6 +139,9 @@ impl Observer {
         match &event.action {
             MachineAction::Stack(number, addresses) => {
                 self.stacks.insert(*number, addresses.clone());
+            }
+            MachineAction::Identify(name, value) => {
+                registers::identify(&mut self.features, name, *value);
             }
             MachineAction::SetVtcr(value) => self.registers[usize::from(cpu)].vtcr = *value,
             MachineAction::SetVttbr(value) => {
@@ -235,8 +244,7 @@ impl Observer {
     }
 
     fn add_guest(&mut self, cpu: u8, root: PhysAddr, geometry: Geometry) {
-        let features = Features { fwb: false, ..self.machine.features };
-        let mut guest = Guest::new(root, geometry, features, self.machine.cpus);
+        let mut guest = Guest::new(root, geometry, self.features, self.machine.cpus);
         let (start, size) = self.machine.memory;
         for (at, size) in self.clean_ranges.gaps(start, size) {
             guest.check(cpu, Action::HostWrite { phys: at, size });
@@ -331,10 +339,8 @@ impl Observer {
     fn invalidate(&mut self, cpu: u8, name: &str, operand: u64) {
         let registers = self.registers[usize::from(cpu)];
         let own = registers.root().and_then(|root| self.by_root.get(&root)).copied();
-        let any = Geometry::new(crate::geometry::Granule::K4, 40);
-        let geometry = own.map(|number| self.guests[number].checker.geometry());
-        let Some(geometry) = geometry.or(any.ok()) else { return };
-        match tlbi::decode(name, operand, &geometry) {
+        let Some(encoding) = registers.encoding() else { return };
+        match tlbi::decode(name, operand, encoding) {
             Some(Invalidation::AllVmids(scope)) => {
                 for guest in &mut self.guests {
                     guest.checker.invalidate_all_vmids(usize::from(cpu), scope);

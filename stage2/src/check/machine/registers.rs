@@ -1,17 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! VTCR_EL2, VTTBR_EL2 and HCR_EL2 (Arm ARM D24.2), as far as they determine the stage-2 table and
-//! the translation regime to which a TLB invalidation applies.
+//! the translation regime to which a TLB invalidation applies; features by identification registers.
 
+use super::tlbi::Encoding;
 use crate::{
     address::PhysAddr,
+    engine::Features,
     geometry::{Geometry, Granule},
     operations::Vmid,
 };
 
+const CTR_DIC: u64 = 1 << 29;
 const HCR_VM: u64 = 1;
 const HCR_TGE: u64 = 1 << 27;
 const HCR_E2H: u64 = 1 << 34;
 const HCR_FWB: u64 = 1 << 46;
+const VTCR_DS: u64 = 1 << 32;
+
+/// Identification registers with a field of [`Features`], in lower case.
+pub const IDENTIFICATION: [&str; 3] = ["ctr_el0", "id_aa64isar0_el1", "id_aa64mmfr2_el1"];
+
+/// Adds what an identification register shows to the features. FEAT_S2FWB is not added: it is in use
+/// only if a hypervisor sets HCR_EL2.FWB.
+pub(super) fn identify(features: &mut Features, name: &str, value: u64) {
+    let field = |low: u32| (value >> low) & 0xf;
+    match name {
+        "ctr_el0" => features.dic = value & CTR_DIC != 0,
+        "id_aa64isar0_el1" => features.tlb_range = field(56) >= 2,
+        "id_aa64mmfr2_el1" => features.bbm = field(52).min(2) as u8,
+        _ => {}
+    }
+}
 
 /// The registers of a CPU that select its stage-2 table.
 #[derive(Debug, Clone, Copy, Default)]
@@ -47,15 +66,25 @@ impl Registers {
         self.hcr & HCR_VM != 0
     }
 
-    /// Returns the geometry of VTCR_EL2, or `None` if it is reserved or starts at another level than
-    /// the lowest possible one.
-    pub(super) fn geometry(self) -> Option<Geometry> {
-        let granule = match self.vtcr >> 14 & 3 {
+    const fn granule(self) -> Option<Granule> {
+        Some(match self.vtcr >> 14 & 3 {
             0 => Granule::K4,
             1 => Granule::K64,
             2 => Granule::K16,
             _ => return None,
-        };
+        })
+    }
+
+    /// Returns the encoding of TLB invalidations, or `None` for a reserved granule.
+    pub(super) fn encoding(self) -> Option<Encoding> {
+        let has_52_bits = self.vtcr & VTCR_DS != 0;
+        self.granule().map(|granule| Encoding { granule, has_52_bits })
+    }
+
+    /// Returns the geometry of VTCR_EL2, or `None` if it is reserved or starts at another level than
+    /// the lowest possible one.
+    pub(super) fn geometry(self) -> Option<Geometry> {
+        let granule = self.granule()?;
         let ipa_bits = 64 - (self.vtcr & 0x3f) as u32;
         let geometry = Geometry::new(granule, ipa_bits).ok()?;
         let level = match (granule, self.vtcr >> 6 & 3) {
@@ -86,6 +115,20 @@ mod tests {
         let registers = Registers { vtcr: 0x8002_3598, ..Registers::default() };
 
         assert_eq!(registers.geometry(), None);
+    }
+
+    #[test]
+    fn features_are_fields_of_identification_registers() {
+        let mut features = Features { fwb: false, dic: false, tlb_range: false, bbm: 0 };
+        for (name, value) in
+            IDENTIFICATION.into_iter().zip([1 << 29, 2 << 56, 0x0021_1000_0000_0000])
+        {
+            identify(&mut features, name, value);
+        }
+
+        assert_eq!(features, Features { fwb: false, dic: true, tlb_range: true, bbm: 2 });
+        identify(&mut features, "id_aa64isar0_el1", 1 << 56);
+        assert!(!features.tlb_range);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::{
     address::Ipa,
-    geometry::{Geometry, Granule, Level},
+    geometry::{Granule, Level},
     operations::{Scope, Tlbi},
 };
 
@@ -16,9 +16,17 @@ pub(super) enum Invalidation {
     AllVmids(Scope),
 }
 
+/// The encoding of operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Encoding {
+    pub(super) granule: Granule,
+    /// VTCR_EL2.DS (FEAT_LPA2): the base of a range is a number of 64K.
+    pub(super) has_52_bits: bool,
+}
+
 /// Decodes an invalidation by its name in lower case and its operand; `None` if it does not affect
 /// stage 2 or entries combined with it.
-pub(super) fn decode(name: &str, operand: u64, geometry: &Geometry) -> Option<Invalidation> {
+pub(super) fn decode(name: &str, operand: u64, encoding: Encoding) -> Option<Invalidation> {
     let name = name.strip_suffix("nxs").unwrap_or(name);
     let (name, scope) = match name.strip_suffix("is").or_else(|| name.strip_suffix("os")) {
         Some(name) => (name, Scope::Broadcast),
@@ -27,11 +35,11 @@ pub(super) fn decode(name: &str, operand: u64, geometry: &Geometry) -> Option<In
     let kind = match name {
         "ipas2e1" | "ipas2le1" => Tlbi::Ipa {
             ipa: Ipa(operand << 12 & 0x00ff_ffff_ffff_f000),
-            ttl: address_ttl(operand >> 44 & 0xf, geometry.granule()),
+            ttl: address_ttl(operand >> 44 & 0xf, encoding.granule),
             leaf_only: name == "ipas2le1",
             scope,
         },
-        "ripas2e1" | "ripas2le1" => range(operand, geometry.granule(), scope),
+        "ripas2e1" | "ripas2le1" => range(operand, encoding, scope),
         "vmalle1" => Tlbi::Stage1 { scope },
         "vmalls12e1" => Tlbi::All { scope },
         "alle1" => return Some(Invalidation::AllVmids(scope)),
@@ -54,12 +62,14 @@ fn address_ttl(ttl: u64, granule: Granule) -> Option<Level> {
 }
 
 /// Decodes a range: BaseADDR, TTL, NUM, SCALE and TG.
-fn range(operand: u64, granule: Granule, scope: Scope) -> Tlbi {
+fn range(operand: u64, encoding: Encoding, scope: Scope) -> Tlbi {
+    let Encoding { granule, has_52_bits } = encoding;
+    let base_shift = if has_52_bits { Granule::K64.shift() } else { granule.shift() };
     let (base, ttl) = (operand & 0x1f_ffff_ffff, operand >> 37 & 3);
     let (number, scale) = (operand >> 39 & 0x1f, operand >> 44 & 3);
     let pages = (number + 1) << (5 * scale + 1);
     Tlbi::Range {
-        ipa: Ipa(base << granule.shift()),
+        ipa: Ipa(base << base_shift),
         size: pages << granule.shift(),
         ttl: u8::try_from(ttl).ok().filter(|ttl| *ttl > 0).and_then(Level::new),
         scope,
@@ -70,13 +80,11 @@ fn range(operand: u64, granule: Granule, scope: Scope) -> Tlbi {
 mod tests {
     use super::*;
 
-    fn geometry() -> Geometry {
-        Geometry::new(Granule::K4, 40).unwrap()
-    }
+    const ENCODING: Encoding = Encoding { granule: Granule::K4, has_52_bits: false };
 
     #[test]
     fn an_address_has_a_level_hint_of_its_granule() {
-        let ipa = |operand| decode("ipas2e1is", operand, &geometry());
+        let ipa = |operand| decode("ipas2e1is", operand, ENCODING);
         let expected = |ttl| {
             let (ipa, scope) = (Ipa(0x4_1a00_0000), Scope::Broadcast);
             Some(Invalidation::CurrentVmid(Tlbi::Ipa { ipa, ttl, leaf_only: false, scope }))
@@ -91,7 +99,7 @@ mod tests {
     fn a_range_consists_of_number_and_scale() {
         let operand = 0x100 | 3 << 37 | 7 << 39 | 1 << 44 | 1 << 46;
 
-        let decoded = decode("ripas2e1is", operand, &geometry());
+        let decoded = decode("ripas2e1is", operand, ENCODING);
 
         let (ipa, size, ttl) = (Ipa(0x10_0000), 8 * 64 * 0x1000, Level::new(3));
         let scope = Scope::Broadcast;
@@ -100,12 +108,20 @@ mod tests {
     }
 
     #[test]
+    fn with_52_address_bits_the_base_of_a_range_is_in_units_of_64k() {
+        let encoding = Encoding { granule: Granule::K4, has_52_bits: true };
+
+        let decoded = decode("ripas2e1is", 0x6000_ffff_ff00, encoding);
+
+        let (ipa, size, scope) = (Ipa(0xffff_ff00_0000), 2048 * 0x1000, Scope::Broadcast);
+        let expected = Invalidation::CurrentVmid(Tlbi::Range { ipa, size, ttl: None, scope });
+        assert_eq!(decoded, Some(expected));
+    }
+
+    #[test]
     fn invalidations_of_the_host_are_ignored() {
-        assert_eq!(decode("vae2is", 0, &geometry()), None);
-        assert_eq!(decode("alle2", 0, &geometry()), None);
-        assert_eq!(
-            decode("alle1is", 0, &geometry()),
-            Some(Invalidation::AllVmids(Scope::Broadcast))
-        );
+        assert_eq!(decode("vae2is", 0, ENCODING), None);
+        assert_eq!(decode("alle2", 0, ENCODING), None);
+        assert_eq!(decode("alle1is", 0, ENCODING), Some(Invalidation::AllVmids(Scope::Broadcast)));
     }
 }
