@@ -71,11 +71,17 @@ const TRACE: &str = "
 ";
 
 fn findings(trace: &str) -> Vec<(Rule, u64)> {
+    let observer = observe(trace, LockType::Spinlock);
+    assert_eq!(observer.totals().guests, 2);
+    observer.findings().iter().map(|finding| (finding.rule, finding.count)).collect()
+}
+
+fn observe(trace: &str, lock: LockType) -> Observer {
     let mut observer = Observer::new(Machine {
         cpus: 2,
         memory: (PhysAddr(0x4000_0000), 1 << 30),
         hypervisor: Hypervisor {
-            lock: LockType::Spinlock,
+            lock,
             locked_entry: None,
             functions: BTreeMap::from([(2, Role::Call)]),
         },
@@ -84,8 +90,7 @@ fn findings(trace: &str) -> Vec<(Rule, u64)> {
     for line in trace.lines().filter(|line| !line.is_empty()) {
         observer.observe(&line.parse::<MachineEvent>().unwrap());
     }
-    assert_eq!(observer.totals().guests, 2);
-    observer.findings().iter().map(|finding| (finding.rule, finding.count)).collect()
+    observer
 }
 
 #[test]
@@ -149,4 +154,63 @@ fn violations_of_one_place_are_one_finding() {
     let twice = findings(&unclean.replace(store, &[store, again, store].concat()));
 
     assert!(twice.contains(&(Rule::UncleanReachable, 2)), "{twice:?}");
+}
+
+/// A guest with a mapped block, and CPU 1 that shares the lock.
+const SHARED: &str = "
+0 stack 1 ffff800010053174
+1 stack 2 ffff800010060000
+0 vtcr 80023558
+0 hcr 488000000
+0 table 41180000 1 - 0=41184003
+0 table 41184000 2 - 0=40000041a0077d
+0 vttbr 1000041180000
+0 isb
+0 word 50000000 0 ff
+0 store 41184000 40000041a0077d 40000041a007fd plain @1
+0 word 50000000 ff 0
+1 word 50000000 0 200
+1 stack 3 ffff800010070000
+";
+
+#[test]
+fn without_locked_entries_a_shared_walker_may_only_relax() {
+    for (new, rules) in [("0041a007fd", &[][..]), ("0041a0077d", &[Rule::SharedStore][..])] {
+        let trace = format!("{SHARED}1 store 41184000 40000041a007fd {new} plain @2\n");
+
+        let observer = observe(&trace, LockType::ReaderWriter);
+
+        let found = observer.findings();
+        let found: Vec<_> = found.iter().map(|finding| finding.rule).collect();
+        assert_eq!(
+            found.into_iter().filter(|r| *r == Rule::SharedStore).collect::<Vec<_>>(),
+            rules
+        );
+    }
+}
+
+#[test]
+fn unmapped_memory_without_maintenance_is_found_where_it_was_unmapped() {
+    let unmap = "
+1 word 50000000 200 0
+0 word 50000000 0 200
+1 word 50000000 200 400
+0 store 41184000 40000041a007fd 0 swap @1
+0 dsb ishst
+0 hcr 480000000
+0 isb
+0 tlbi vmalls12e1is 0 @1
+0 dsb ish
+0 isb
+0 hcr 488000000
+0 isb
+0 word 50000000 400 200
+1 word 50000000 200 0 @3
+";
+
+    let observer = observe(&[SHARED, unmap].concat(), LockType::ReaderWriter);
+
+    let found = observer.findings();
+    let unclean = found.iter().find(|finding| finding.rule == Rule::ReturnedUnclean).unwrap();
+    assert_eq!((unclean.cpu, unclean.stack.as_slice()), (0, &[0xffff_8000_1005_3174][..]));
 }

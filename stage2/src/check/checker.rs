@@ -107,6 +107,8 @@ pub struct Checker {
     /// Indicates that an operation may end before its restrictions have reached all TLBs, until
     /// [`Checker::end_call`].
     pub(super) defers_restrictions: bool,
+    /// Indicates that shared walkers may relax permissions by plain stores, and do nothing else.
+    pub(super) shares_plain_relaxations: bool,
 }
 
 impl Checker {
@@ -130,6 +132,7 @@ impl Checker {
             violations: Vec::new(),
             violated_rules: BTreeSet::new(),
             defers_restrictions: false,
+            shares_plain_relaxations: false,
         }
     }
 

@@ -30,6 +30,11 @@ impl Checker {
         self.defers_restrictions = true;
     }
 
+    /// Lets shared walkers relax permissions by plain stores.
+    pub(super) const fn share_plain_relaxations(&mut self) {
+        self.shares_plain_relaxations = true;
+    }
+
     /// Reports restrictions that have not reached all TLBs.
     pub(super) fn end_call(&mut self) {
         self.report_incomplete(|stale| stale.entry.change == EntryChange::Restricted);

@@ -28,8 +28,8 @@ pub(super) struct Guest {
     pub(super) lock: Option<PhysAddr>,
     /// The holds on the lock that the checker knows.
     holds: Vec<Option<Hold>>,
-    /// Indicates that the host has destroyed the guest.
-    pub(super) is_destroyed: bool,
+    /// The CPU and the call stack of the last store that unmapped a leaf.
+    pub(super) last_unmap: Option<(u8, Option<u32>)>,
 }
 
 impl Guest {
@@ -38,13 +38,7 @@ impl Guest {
         let setup = Setup { geometry, features, vmid: OWN, root: root_table, cpus };
         let mut checker = Checker::new(setup);
         checker.defer_restrictions();
-        Self {
-            root,
-            checker,
-            lock: None,
-            holds: vec![None; usize::from(cpus)],
-            is_destroyed: false,
-        }
+        Self { root, checker, lock: None, holds: vec![None; usize::from(cpus)], last_unmap: None }
     }
 
     pub(super) fn check(&mut self, cpu: u8, action: Action) {

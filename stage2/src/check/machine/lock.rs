@@ -31,6 +31,8 @@ pub(super) struct Lock {
     owner: Option<usize>,
     /// Readers that each CPU has added.
     readers: Vec<i64>,
+    /// The event of the last change.
+    changed_at: u64,
 }
 
 const OWNER: u64 = 0xff;
@@ -38,11 +40,12 @@ const READER_SHIFT: u32 = 9;
 
 impl Lock {
     pub(super) fn new(kind: LockType, cpus: usize) -> Self {
-        Self { kind, has_owner: false, owner: None, readers: vec![0; cpus] }
+        Self { kind, has_owner: false, owner: None, readers: vec![0; cpus], changed_at: 0 }
     }
 
-    /// Records a change of the word by a CPU.
-    pub(super) fn change(&mut self, cpu: usize, old: u64, new: u64) {
+    /// Records a change of the word by a CPU in an event.
+    pub(super) fn change(&mut self, cpu: usize, old: u64, new: u64, event: u64) {
+        self.changed_at = event;
         match (old & OWNER != 0, new & OWNER != 0) {
             (false, true) => self.owner = Some(cpu),
             (true, false) => self.owner = None,
@@ -55,6 +58,10 @@ impl Lock {
         {
             *readers += change;
         }
+    }
+
+    pub(super) const fn changed_at(&self) -> u64 {
+        self.changed_at
     }
 
     pub(super) fn hold(&self, cpu: usize) -> Option<Hold> {
@@ -74,11 +81,11 @@ mod tests {
     fn a_spinlock_belongs_to_the_cpu_that_sets_its_byte() {
         let mut lock = Lock::new(LockType::Spinlock, 2);
 
-        lock.change(0, 0, 1);
-        lock.change(1, 1, 0x101); // CPU 1 waits.
+        lock.change(0, 0, 1, 0);
+        lock.change(1, 1, 0x101, 0); // CPU 1 waits.
         let while_waiting = (lock.hold(0), lock.hold(1));
-        lock.change(0, 0x101, 0x100);
-        lock.change(1, 0x100, 1);
+        lock.change(0, 0x101, 0x100, 0);
+        lock.change(1, 0x100, 1, 0);
 
         assert_eq!(while_waiting, (Some(Hold::Exclusive), None));
         assert_eq!((lock.hold(0), lock.hold(1)), (None, Some(Hold::Exclusive)));
@@ -88,12 +95,12 @@ mod tests {
     fn a_reader_holds_the_lock_when_the_writer_has_left() {
         let mut lock = Lock::new(LockType::ReaderWriter, 2);
 
-        lock.change(0, 0, 0xff);
-        lock.change(1, 0xff, 0x2ff);
+        lock.change(0, 0, 0xff, 0);
+        lock.change(1, 0xff, 0x2ff, 0);
         let beside_writer = lock.hold(1);
-        lock.change(0, 0x2ff, 0x200);
+        lock.change(0, 0x2ff, 0x200, 0);
         let after_writer = lock.hold(1);
-        lock.change(1, 0x200, 0);
+        lock.change(1, 0x200, 0, 0);
 
         assert_eq!((beside_writer, after_writer), (None, Some(Hold::Shared)));
         assert_eq!(lock.hold(1), None);

@@ -66,7 +66,8 @@ pub struct Observer {
     machine: Machine,
     features: Features,
     registers: Vec<Registers>,
-    guests: Vec<Guest>,
+    /// The guests that run, by their numbers in the order of their first events.
+    guests: BTreeMap<usize, Guest>,
     by_root: BTreeMap<PhysAddr, usize>,
     unsupported_roots: BTreeSet<PhysAddr>,
     pages: Option<Pages>,
@@ -88,7 +89,7 @@ impl Observer {
         Self {
             features: Features { fwb: false, dic: false, tlb_range: false, bbm: 0 },
             registers: vec![Registers::default(); usize::from(machine.cpus)],
-            guests: Vec::new(),
+            guests: BTreeMap::new(),
             by_root: BTreeMap::new(),
             unsupported_roots: BTreeSet::new(),
             pages: None,
@@ -129,7 +130,7 @@ impl Observer {
         self.dispatch(event);
         self.collect(index, event);
         if index.is_multiple_of(EVENTS_BETWEEN_COLLECTIONS) {
-            self.guests.iter_mut().for_each(|guest| guest.checker.forget_unlinked_tables());
+            self.guests.values_mut().for_each(|guest| guest.checker.forget_unlinked_tables());
         }
     }
 
@@ -166,7 +167,7 @@ impl Observer {
             }
             MachineAction::Store { entry, old, new, kind } => {
                 let (old, new) = (Descriptor(normalize(*old)), Descriptor(normalize(*new)));
-                self.store(cpu, *entry, (old, new), *kind);
+                self.store((cpu, event.stack), *entry, (old, new), *kind);
             }
             MachineAction::Dsb(accesses, domain) => {
                 if let Some(kind) = dsb(*accesses, *domain) {
@@ -201,25 +202,32 @@ impl Observer {
     }
 
     fn check_all(&mut self, cpu: u8, action: Action) {
-        for guest in self.guests.iter_mut().filter(|guest| !guest.is_destroyed) {
-            guest.check(cpu, action);
-        }
+        self.guests.values_mut().for_each(|guest| guest.check(cpu, action));
     }
 
     /// Moves new violations to the findings.
     fn collect(&mut self, index: u64, event: &MachineEvent) {
         let last = &mut self.last_stacks[usize::from(event.cpu)];
         *last = event.stack.or(*last);
-        let stack = last.and_then(|number| self.stacks.get(&number));
-        let stack = stack.map_or(&[][..], Vec::as_slice);
-        for guest in &mut self.guests {
-            let vmid = self.registers[usize::from(event.cpu)].vmid();
-            for violation in guest.checker.take_violations() {
-                if !self.machine.disabled_rules.contains(&violation.rule)
-                    && (guest.lock.is_some() || !violation.rule.requires_lock())
+        let vmid = self.registers[usize::from(event.cpu)].vmid();
+        for guest in self.guests.values_mut() {
+            for mut violation in guest.checker.take_violations() {
+                if self.machine.disabled_rules.contains(&violation.rule)
+                    || (guest.lock.is_none() && violation.rule.requires_lock())
                 {
-                    self.findings.add(violation, index, (guest.root, vmid), stack);
+                    continue;
                 }
+                let mut stack = *last;
+                // The last CPU that releases a shared lock reveals what another one has unmapped.
+                if let (Rule::ReturnedUnclean, Some((cpu, unmapped_in))) =
+                    (violation.rule, guest.last_unmap)
+                {
+                    violation.cpu = cpu;
+                    stack = unmapped_in;
+                }
+                let stack = stack.and_then(|number| self.stacks.get(&number));
+                let stack = stack.map_or(&[][..], Vec::as_slice);
+                self.findings.add(violation, index, (guest.root, vmid), stack);
             }
         }
     }
@@ -238,13 +246,14 @@ impl Observer {
                 }
             }
         }
-        for guest in self.guests.iter_mut().filter(|guest| !guest.is_destroyed) {
-            guest.select(cpu, registers);
-        }
+        self.guests.values_mut().for_each(|guest| guest.select(cpu, registers));
     }
 
     fn add_guest(&mut self, cpu: u8, root: PhysAddr, geometry: Geometry) {
         let mut guest = Guest::new(root, geometry, self.features, self.machine.cpus);
+        if self.machine.hypervisor.locked_entry.is_none() {
+            guest.checker.share_plain_relaxations();
+        }
         let (start, size) = self.machine.memory;
         for (at, size) in self.clean_ranges.gaps(start, size) {
             guest.check(cpu, Action::HostWrite { phys: at, size });
@@ -254,9 +263,10 @@ impl Observer {
             // The switch preceded the first event of the guest.
             guest.check(other, Action::Isb);
         }
-        let number = self.guests.len();
+        // Numbers are never used again: pages of a destroyed guest keep its number.
+        let number = usize::try_from(self.totals.guests).unwrap_or(usize::MAX);
         self.by_root.insert(root, number);
-        self.guests.push(guest);
+        self.guests.insert(number, guest);
         self.totals.guests += 1;
         let granule = geometry.granule().size();
         self.pages.get_or_insert_with(|| Pages::new(granule));
@@ -268,8 +278,9 @@ impl Observer {
     /// Adopts the entries of a root table that were made before the guest first ran.
     fn adopt_root(&mut self, cpu: u8, number: usize, table: PhysAddr) {
         let Some(pages) = &mut self.pages else { return };
+        let Some(guest) = self.guests.get_mut(&number) else { return };
         for (at, page) in pages.assign(TableAddress(table.0), number) {
-            let checker = &mut self.guests[number].checker;
+            let checker = &mut guest.checker;
             match at.0 == table.0 {
                 true => {
                     for (index, value) in page.entries {
@@ -297,7 +308,7 @@ impl Observer {
 
     fn store(
         &mut self,
-        cpu: u8,
+        (cpu, stack): (u8, Option<u32>),
         entry: PhysAddr,
         (old, new): (Descriptor, Descriptor),
         kind: StoreKind,
@@ -315,23 +326,27 @@ impl Observer {
             return;
         };
         self.totals.stores += 1;
+        self.associate_lock(cpu, number);
+        let (Some(guest), Some(pages)) = (self.guests.get_mut(&number), &mut self.pages) else {
+            return;
+        };
+        if old.is_leaf(level) && !new.is_leaf(level) {
+            guest.last_unmap = Some((cpu, stack));
+        }
         let (before, after) = (child(old, level), child(new, level));
         if let Some(table) = after.filter(|_| before != after) {
             let tables = pages.assign(table, number);
             self.totals.unknown_tables += u64::from(tables.is_empty());
             for (at, page) in &tables {
-                self.guests[number].checker.adopt_table(*at, entries_of(page), writer_of(page));
+                guest.checker.adopt_table(*at, entries_of(page), writer_of(page));
             }
             if tables.is_empty() {
-                self.guests[number].checker.adopt_table(table, BTreeMap::new(), None);
+                guest.checker.adopt_table(table, BTreeMap::new(), None);
             }
         }
-        self.associate_lock(cpu, number);
         let action = Action::Store { entry: EntryAddress(entry.0), old, new, kind };
-        self.guests[number].check(cpu, action);
-        if let Some(table) = before.filter(|_| before != after)
-            && let Some(pages) = &mut self.pages
-        {
+        guest.check(cpu, action);
+        if let Some(table) = before.filter(|_| before != after) {
             pages.forget(table);
         }
     }
@@ -342,14 +357,15 @@ impl Observer {
         let Some(encoding) = registers.encoding() else { return };
         match tlbi::decode(name, operand, encoding) {
             Some(Invalidation::AllVmids(scope)) => {
-                for guest in &mut self.guests {
+                for guest in self.guests.values_mut() {
                     guest.checker.invalidate_all_vmids(usize::from(cpu), scope);
                 }
             }
             Some(Invalidation::CurrentVmid(kind)) => {
                 // With E2H and TGE, the EL1&0 regime is the host's.
-                if let Some(number) = own.filter(|_| registers.selects_guest()) {
-                    self.guests[number].check(cpu, Action::Tlbi(kind));
+                let own = own.filter(|_| registers.selects_guest());
+                if let Some(guest) = own.and_then(|number| self.guests.get_mut(&number)) {
+                    guest.check(cpu, Action::Tlbi(kind));
                 }
             }
             None => {}
@@ -360,24 +376,26 @@ impl Observer {
         let cpus = usize::from(self.machine.cpus);
         let kind = self.machine.hypervisor.lock;
         let lock = self.locks.entry(word).or_insert_with(|| Lock::new(kind, cpus));
-        lock.change(usize::from(cpu), old, new);
-        let users = self.guests.iter_mut().filter(|guest| guest.lock == Some(word));
+        lock.change(usize::from(cpu), old, new, self.totals.events);
+        let users = self.guests.values_mut().filter(|guest| guest.lock == Some(word));
         users.for_each(|guest| guest.update_lock(lock));
     }
 
-    /// Finds the lock of a guest: the one that a CPU holds while it writes the table.
+    /// Finds the lock of a guest: the last one that the CPU has taken and holds while it writes the
+    /// table.
     fn associate_lock(&mut self, cpu: u8, number: usize) {
-        if self.guests[number].lock.is_some() {
+        if self.guests.get(&number).is_none_or(|guest| guest.lock.is_some()) {
             return;
         }
-        let taken: BTreeSet<_> = self.guests.iter().filter_map(|guest| guest.lock).collect();
+        let taken: BTreeSet<_> = self.guests.values().filter_map(|guest| guest.lock).collect();
         let held = self
             .locks
             .iter()
-            .find(|(word, lock)| !taken.contains(word) && lock.hold(usize::from(cpu)).is_some());
-        if let Some((word, lock)) = held {
-            self.guests[number].lock = Some(*word);
-            self.guests[number].update_lock(lock);
+            .filter(|(word, lock)| !taken.contains(word) && lock.hold(usize::from(cpu)).is_some())
+            .max_by_key(|(_, lock)| lock.changed_at());
+        if let (Some((word, lock)), Some(guest)) = (held, self.guests.get_mut(&number)) {
+            guest.lock = Some(*word);
+            guest.update_lock(lock);
         }
     }
 
@@ -392,9 +410,7 @@ impl Observer {
         if self.machine.hypervisor.role(number) == Some(Role::Call) {
             self.calls = self.calls.saturating_sub(1);
             if self.calls == 0 {
-                for guest in self.guests.iter_mut().filter(|guest| !guest.is_destroyed) {
-                    guest.checker.end_call();
-                }
+                self.guests.values_mut().for_each(|guest| guest.checker.end_call());
             }
         }
     }
@@ -402,7 +418,10 @@ impl Observer {
     /// Ends the checks of a guest: its tables are freed without the lock.
     fn free(&mut self, root: PhysAddr) {
         let Some(number) = self.by_root.remove(&root) else { return };
-        self.guests[number].is_destroyed = true;
+        let lock = self.guests.remove(&number).and_then(|guest| guest.lock);
+        if let Some(word) = lock {
+            self.locks.remove(&word);
+        }
         if let Some(pages) = &mut self.pages {
             pages.remove(number);
         }

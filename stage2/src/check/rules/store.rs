@@ -80,7 +80,11 @@ impl Checker {
         }
         match self.cpus[cpu].lock {
             Some(HeldLock { is_exclusive, .. }) => {
-                if !is_exclusive && kind != StoreKind::Swap && !old.is_locked() {
+                let is_allowed = is_exclusive
+                    || kind == StoreKind::Swap
+                    || old.is_locked()
+                    || (self.shares_plain_relaxations && only_relaxes(old, new));
+                if !is_allowed {
                     self.report(Rule::SharedStore, format!("entry {address:#x}"));
                 }
             }
@@ -228,4 +232,18 @@ impl Checker {
             }
         }
     }
+}
+
+/// Returns whether a change of a leaf only adds permissions or sets the access flag: a lost one is made
+/// again at the next fault.
+fn only_relaxes(old: Descriptor, new: Descriptor) -> bool {
+    let (a, b) = (old.attributes(), new.attributes());
+    let keeps = |before: bool, after: bool| !before || after;
+    old.is_valid()
+        && new.is_valid()
+        && !old.needs_break(new)
+        && keeps(a.read, b.read)
+        && keeps(a.write, b.write)
+        && keeps(a.execute, b.execute)
+        && keeps(a.is_accessed, b.is_accessed)
 }
