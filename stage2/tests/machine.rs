@@ -77,14 +77,19 @@ fn findings(trace: &str) -> Vec<(Rule, u64)> {
 }
 
 fn observe(trace: &str, lock: LockType) -> Observer {
+    let functions = [(2, Role::Call), (1, Role::Abort), (4, Role::MarkDirty { argument: 1 })];
+    let look_up = [(5, Role::LookUp), (6, Role::ReadSequence), (7, Role::ChangeSequence)];
+    let tables = [
+        (8, Role::Allocate { has_size: true }),
+        (9, Role::Allocate { has_size: false }),
+        (10, Role::GetTable),
+        (11, Role::PutTable),
+    ];
+    let functions = BTreeMap::from_iter(functions.into_iter().chain(look_up).chain(tables));
     let mut observer = Observer::new(Machine {
         cpus: 2,
         memory: (PhysAddr(0x4000_0000), 1 << 30),
-        hypervisor: Hypervisor {
-            lock,
-            locked_entry: None,
-            functions: BTreeMap::from([(2, Role::Call)]),
-        },
+        hypervisor: Hypervisor { lock, locked_entry: None, functions },
         disabled_rules: BTreeSet::from([Rule::OutsideSlot]),
     });
     for line in trace.lines().filter(|line| !line.is_empty()) {
@@ -213,4 +218,119 @@ fn unmapped_memory_without_maintenance_is_found_where_it_was_unmapped() {
     let found = observer.findings();
     let unclean = found.iter().find(|finding| finding.rule == Rule::ReturnedUnclean).unwrap();
     assert_eq!((unclean.cpu, unclean.stack.as_slice()), (0, &[0xffff_8000_1005_3174][..]));
+}
+
+/// CPU 0 handles an abort: it looks up the page, maps it, and marks it dirty. The table has a reference
+/// for its entry, and the root for the table.
+const FAULT: &str = "
+0 stack 1 ffff800010053174
+0 vtcr 80023558
+0 hcr 488000000
+0 enter 8 2000 0 0 0
+0 leave 8 41180000
+0 table 41180000 1 -
+0 vttbr 1000041180000
+0 isb
+0 enter 1 ffff000001000000 0 0 0
+0 enter 6 0 0 0 0
+0 enter 5 0 0 0 0
+0 leave 5 41a00
+0 word 50000000 0 1
+0 enter 6 0 0 0 0
+0 dc civac 41a00000 200000 @1
+0 dsb sy
+0 enter 9 ffff000001000080 0 0 0
+0 leave 9 41184000
+0 enter 10 41184000 0 0 0
+0 enter 10 41180000 0 0 0
+0 table 41184000 2 0 0=40000041a007fd
+0 store 41180000 0 41184003 release @1
+0 enter 4 ffff000001000000 10 0 0
+0 word 50000000 1 0
+0 leave 1 0
+";
+
+/// The host frees the table without an invalidation.
+const UNMAP: &str = "
+0 word 50000000 0 1
+0 store 41180000 41184003 0 plain @1
+0 enter 11 41180000 0 0 0
+0 enter 11 41184000 0 0 0
+0 enter 11 41184000 0 0 0
+";
+
+fn rules(trace: &str) -> Vec<Rule> {
+    let observer = observe(trace, LockType::Spinlock);
+    assert_eq!(observer.totals().guests, 1);
+    observer.findings().iter().map(|finding| finding.rule).collect()
+}
+
+#[test]
+fn a_fault_that_keeps_the_rules_of_calls_has_no_finding() {
+    assert_eq!(rules(FAULT), []);
+}
+
+#[test]
+fn each_missing_call_is_found() {
+    let lock = "0 word 50000000 0 1\n";
+    for (step, replacement, rule) in [
+        ("0 enter 4 ffff000001000000 10 0 0\n", "", Rule::NotMarkedDirty),
+        ("0 enter 4 ffff000001000000 10 ", "0 enter 4 ffff000001000000 200 ", Rule::NotMarkedDirty),
+        ("0 word 50000000 0 1\n0 enter 6 0 0 0 0\n", lock, Rule::StaleLookUp),
+        ("0 enter 10 41184000 0 0 0\n", "", Rule::WrongReferences),
+        ("0 enter 10 41180000 0 0 0\n", "", Rule::WrongReferences),
+    ] {
+        let trace = FAULT.replacen(step, replacement, 1);
+        assert_ne!(trace, FAULT, "{step}");
+
+        assert_eq!(rules(&trace), [rule], "{step:?}");
+    }
+}
+
+#[test]
+fn an_invalidation_between_look_up_and_map_is_found() {
+    let second = "
+0 enter 1 ffff000001000000 0 0 0
+0 enter 5 0 0 0 0
+0 leave 5 41c00
+INVALIDATION
+0 word 50000000 0 1
+0 enter 6 0 0 0 0
+0 dc civac 41c00000 200000 @1
+0 dsb sy
+0 enter 10 41184000 0 0 0
+0 store 41184008 0 40000041c007fd plain @1
+0 enter 4 ffff000001000000 200 0 0
+0 word 50000000 1 0
+0 leave 1 0
+";
+    let invalidation = "1 word 50000000 0 1\n1 enter 7 0 0 0 0\n1 word 50000000 1 0";
+    let with = |text| [FAULT, &second.replace("INVALIDATION", text)].concat();
+
+    assert_eq!(rules(&with("")), []);
+    assert_eq!(rules(&with(invalidation)), [Rule::StaleLookUp]);
+}
+
+#[test]
+fn a_table_that_is_freed_before_the_invalidation_is_found() {
+    assert_eq!(rules(&[FAULT, UNMAP].concat()), [Rule::FreedWhileWalked]);
+}
+
+#[test]
+fn rules_without_a_function_are_unchecked() {
+    let hypervisor = |functions: &[(u16, Role)]| Hypervisor {
+        lock: LockType::Spinlock,
+        locked_entry: None,
+        functions: functions.iter().copied().collect(),
+    };
+    let is_unchecked = |hypervisor: &Hypervisor, rule| {
+        hypervisor.unchecked_rules().iter().any(|(unchecked, _)| *unchecked == rule)
+    };
+
+    let none = hypervisor(&[]);
+    let dirty = hypervisor(&[(1, Role::Abort), (2, Role::MarkDirty { argument: 2 })]);
+
+    assert!(is_unchecked(&none, Rule::NotMarkedDirty) && is_unchecked(&none, Rule::StaleLookUp));
+    assert!(is_unchecked(&none, Rule::WrongReferences) && !is_unchecked(&none, Rule::WrongTtl));
+    assert!(!is_unchecked(&dirty, Rule::NotMarkedDirty) && is_unchecked(&dirty, Rule::StaleLookUp));
 }

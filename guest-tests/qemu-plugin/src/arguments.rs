@@ -36,8 +36,8 @@ pub enum ArgumentError {
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, instructions=on, \
          quantum=NANOSECONDS, seed=NUMBER, cost=CLASS:PICOSECONDS, trace=FILE, \
-         function=NUMBER:HEXADDRESS:HEXEND, lock=NUMBER:HEXOFFSET, free=HEXADDRESS:HEXOFFSET, \
-         stacks=off or verify=on"
+         function=NUMBER:HEXADDRESS:HEXEND, physical=NUMBER, lock=NUMBER:HEXOFFSET, \
+         free=HEXADDRESS:HEXOFFSET, stacks=off or verify=on"
     )]
     Invalid(String),
     /// Error returned for an argument of the trace without a trace.

@@ -23,6 +23,8 @@ pub struct TraceArguments {
     pub functions: Vec<Function>,
     /// Words that are watched.
     pub locks: Vec<Lock>,
+    /// Numbers of functions whose first argument and result are addresses, reported as physical ones.
+    pub physical: Vec<u16>,
     /// Calls that free tables.
     pub frees: Vec<FreeingCall>,
     /// Indicates that events have no call stacks.
@@ -49,6 +51,7 @@ impl TraceArguments {
                 let function = part()?.parse().ok()?;
                 self.locks.push(Lock { function, offset: hex(part()?)? });
             }
+            "physical" => self.physical.push(part()?.parse().ok()?),
             "free" => {
                 let address = hex(part()?)?;
                 self.frees.push(FreeingCall { address, offset: hex(part()?)? });
@@ -73,6 +76,7 @@ mod tests {
             ("trace", "/tmp/t"),
             ("function", "3:ffff800010010000:ffff800010010100"),
             ("lock", "3:1c"),
+            ("physical", "3"),
             ("free", "ffff800010020000:8"),
             ("stacks", "off"),
             ("verify", "on"),
@@ -85,6 +89,7 @@ mod tests {
             file: Some("/tmp/t".into()),
             functions: vec![Function { number: 3, start, end }],
             locks: vec![Lock { function: 3, offset: 0x1c }],
+            physical: vec![3],
             frees: vec![FreeingCall { address: 0xffff_8000_1002_0000, offset: 8 }],
             omits_stacks: true,
             verifies: true,
@@ -99,6 +104,7 @@ mod tests {
             ("function", "3:10"),
             ("function", "x:10:20"),
             ("lock", "3"),
+            ("physical", "x"),
             ("free", "10"),
             ("stacks", "on"),
             ("verify", "1"),

@@ -138,7 +138,8 @@ impl Observer {
             Callback::Enter(index) => self.enter(cpu, &self.arguments.functions[index]),
             Callback::Leave(index) => {
                 let function = self.arguments.functions[index].number;
-                let action = MachineAction::Leave(function, self.machine.register(0));
+                let result = self.reported_address(function, self.machine.register(0));
+                let action = MachineAction::Leave(function, result);
                 self.state().trace.emit(cpu, action, None);
             }
             Callback::Free(index) => self.free(cpu, self.arguments.frees[index]),
@@ -211,7 +212,7 @@ impl Observer {
     }
 
     fn enter(&self, cpu: u8, function: &Function) {
-        let arguments = [0, 1, 2, 3].map(|number| self.machine.register(number));
+        let mut arguments = [0, 1, 2, 3].map(|number| self.machine.register(number));
         let state = &mut *self.state();
         for lock in self.arguments.locks.iter().filter(|lock| lock.function == function.number) {
             let word = self.machine.translate(arguments[0].wrapping_add(lock.offset));
@@ -223,8 +224,17 @@ impl Observer {
                 None => state.trace.skip("lock"),
             }
         }
+        arguments[0] = self.reported_address(function.number, arguments[0]);
         let stack = state.trace.stack(&*self.machine, cpu, function.start);
         state.trace.emit(cpu, MachineAction::Enter(function.number, arguments), stack);
+    }
+
+    /// Returns the first argument or the result of a function as it is reported: a number that is no
+    /// address of the kernel has no translation and stays the same.
+    fn reported_address(&self, function: u16, value: u64) -> u64 {
+        let is_translated = self.arguments.physical.contains(&function) && value >> 63 != 0;
+        let phys = Some(value).filter(|_| is_translated).and_then(|at| self.machine.translate(at));
+        phys.map_or(value, |phys| phys.0)
     }
 
     fn free(&self, cpu: u8, call: FreeingCall) {

@@ -269,3 +269,28 @@ fn calls_locks_and_freed_trees_are_reported() {
         ]
     );
 }
+
+#[test]
+fn addresses_of_a_function_are_physical_and_other_values_stay() {
+    let bench =
+        Bench::new(&[("function", "7:3000:3100"), ("physical", "7"), ("function", "8:3000:3000")]);
+    for x0 in [LINEAR + TABLE, 0x2000] {
+        bench.machine.set_register(0, x0);
+        bench.call(0, 0x3000, NOP);
+        bench.call(0, 0x30fc, RET);
+    }
+
+    let lines = bench.finish();
+
+    assert_eq!(
+        lines[..lines.len() - 1],
+        [
+            "0 enter 7 40002000 0 0 0",
+            "0 enter 8 ffff000040002000 0 0 0",
+            "0 leave 7 40002000",
+            "0 enter 7 2000 0 0 0",
+            "0 enter 8 2000 0 0 0",
+            "0 leave 7 2000",
+        ]
+    );
+}

@@ -8,9 +8,10 @@ use alloc::{
 };
 
 use crate::{
-    address::{EntryAddress, TableAddress},
+    address::{EntryAddress, Ipa, TableAddress},
     check::{Checker, StoreKind, Violation, stale_entry::EntryChange, table_model::EntryPosition},
     descriptor::Descriptor,
+    geometry::Granule,
     operations::{Scope, Tlbi, Vmid},
 };
 
@@ -91,6 +92,35 @@ impl Checker {
                     .unlinked_at
                     .is_none_or(|event| cpus.iter().any(|cpu| cpu.walks_since(event)))
         });
+    }
+
+    pub(super) const fn granule(&self) -> Granule {
+        self.setup.geometry.granule()
+    }
+
+    /// Returns the first address and the bytes that an entry of a linked table translates.
+    pub(super) fn range_of(&mut self, entry: EntryAddress) -> Option<(Ipa, u64)> {
+        let geometry = self.setup.geometry;
+        let (at, table) = self.tables.table_containing(entry)?;
+        let span = geometry.span(table.level.filter(|_| table.is_linked)?);
+        Some((table.ipa + (entry.0 - at.0) / 8 * span, span))
+    }
+
+    /// Returns the leaf that was broken at an entry, while the lock is held.
+    pub(super) fn broken_leaf(&self, entry: EntryAddress) -> Option<Descriptor> {
+        self.tables.broken_leaves.get(&entry).copied()
+    }
+
+    /// Returns the leaves of a linked table and those below it.
+    pub(super) fn leaves_of(&self, table: TableAddress) -> Vec<(EntryPosition, Descriptor)> {
+        self.tables.subtree(table).leaves
+    }
+
+    /// Frees a table, unless it was never linked.
+    pub(super) fn free_known_table(&mut self, table: TableAddress) {
+        if self.tables.table_states.contains_key(&table) {
+            self.free(table);
+        }
     }
 
     /// Removes and returns the violations.

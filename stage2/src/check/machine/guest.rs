@@ -76,6 +76,16 @@ impl Guest {
         }
     }
 
+    /// Returns whether a CPU holds the lock of the table.
+    pub(super) fn holds_lock(&self, cpu: u8) -> bool {
+        self.holds.get(usize::from(cpu)).is_some_and(Option::is_some)
+    }
+
+    /// Returns whether no CPU holds the lock of the table.
+    pub(super) fn is_unlocked(&self) -> bool {
+        self.holds.iter().all(Option::is_none)
+    }
+
     /// Treats the time of a shared hold as a walk: tables that it may reach must not be reused.
     fn walk(&mut self, cpu: u8, hold: Hold, begins: bool) {
         if hold == Hold::Shared {

@@ -1,16 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Properties of a hypervisor that the architecture does not determine.
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, vec::Vec};
 
 use super::lock::LockType;
-use crate::descriptor::Descriptor;
+use crate::{check::Rule, descriptor::Descriptor};
 
-/// Meaning of a function's call for the checker.
+/// Meaning of a function for the checker. A function may be a single instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// A call by user space: when it returns, restrictions of entries have reached all TLBs.
     Call,
+    /// Handles an abort of a guest.
+    Abort,
+    /// Marks a page dirty.
+    MarkDirty {
+        /// The argument with the number of the guest's page, counted from 0.
+        argument: u8,
+    },
+    /// Looks up the host's page for an abort.
+    LookUp,
+    /// Reads the number of mmu_notifier invalidations, to compare it with the one before the look-up.
+    ReadSequence,
+    /// Increments the number of mmu_notifier invalidations.
+    ChangeSequence,
+    /// Allocates tables, and returns the physical address of the first one.
+    Allocate {
+        /// Indicates that the first argument is the number of bytes; otherwise it is one table.
+        has_size: bool,
+    },
+    /// Takes a reference to the table that contains the physical address of the first argument.
+    GetTable,
+    /// Drops a reference to the table that contains the physical address of the first argument.
+    PutTable,
 }
 
 /// A hypervisor.
@@ -28,6 +50,44 @@ pub struct Hypervisor {
 impl Hypervisor {
     pub(super) fn role(&self, number: u16) -> Option<Role> {
         self.functions.get(&number).copied()
+    }
+
+    pub(super) fn has(&self, role: Role) -> bool {
+        self.functions.values().any(|other| *other == role)
+    }
+
+    /// Returns the rules that cannot be checked, as no function has the roles that they need, and the
+    /// reasons.
+    pub fn unchecked_rules(&self) -> Vec<(Rule, &'static str)> {
+        let has = |test: fn(&Role) -> bool| self.functions.values().any(test);
+        let mut unchecked = Vec::from([
+            (Rule::SleepUnderLock, "the trace has no allocations of other memory"),
+            (Rule::EmptyMemcache, "the trace has no memcaches"),
+            (Rule::DeviceCmo, "the trace has no memslots"),
+            (Rule::OutsideSlot, "the trace has no memslots"),
+            (Rule::ReusedWhileReachable, "the trace has no memslots"),
+            (Rule::LogReadTooEarly, "the trace has no dirty bitmaps"),
+            (Rule::NoProgress, "the trace has no guest's aborts"),
+        ]);
+        let is_mark = |role: &Role| matches!(role, Role::MarkDirty { .. });
+        if !(self.has(Role::Abort) && has(is_mark)) {
+            unchecked.push((Rule::NotMarkedDirty, "no function that marks pages is known"));
+        }
+        let sees_sequence = self.has(Role::ReadSequence) || self.has(Role::ChangeSequence);
+        if !(self.has(Role::Abort) && self.has(Role::LookUp) && sees_sequence) {
+            unchecked.push((Rule::StaleLookUp, "no access to the invalidation sequence is known"));
+        }
+        let allocates = has(|role| matches!(role, Role::Allocate { .. }));
+        if !(allocates && self.has(Role::GetTable) && self.has(Role::PutTable)) {
+            let reason = "no function that counts references to tables is known";
+            unchecked.push((Rule::WrongReferences, reason));
+        }
+        if !(allocates && self.has(Role::PutTable)) {
+            let reason = "no function that frees tables is known";
+            unchecked.push((Rule::FreedWhileWalked, reason));
+            unchecked.push((Rule::FreedInGracePeriod, reason));
+        }
+        unchecked
     }
 
     /// Returns an entry in the model's form: a locked one is [`Descriptor::LOCKED`]; bit 55, which the

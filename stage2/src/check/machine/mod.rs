@@ -11,6 +11,7 @@
 //! invalidation to the guest of the current VMID, barriers and CMOs to all.
 
 mod adopt;
+mod calls;
 pub mod event;
 mod findings;
 mod guest;

@@ -8,10 +8,11 @@ use alloc::{
 };
 
 use super::{
+    calls::{Calls, MadeEntry},
     event::{Domain, IcScope, MachineAction, MachineEvent, OrderedAccesses},
     findings::{Finding, Findings},
     guest::Guest,
-    hypervisor::{Hypervisor, Role},
+    hypervisor::Hypervisor,
     lock::Lock,
     pages::{Pages, TablePage, child},
     registers::{self, Registers},
@@ -76,8 +77,7 @@ pub struct Observer {
     /// The last call stack of each CPU, for events without one.
     last_stacks: Vec<Option<u32>>,
     clean_ranges: AddressSet<PhysAddr>,
-    /// Calls in which the hypervisor may delay the invalidation of restricted entries.
-    calls: u64,
+    calls: Calls,
     findings: Findings,
     totals: Totals,
 }
@@ -97,7 +97,7 @@ impl Observer {
             stacks: BTreeMap::new(),
             last_stacks: vec![None; usize::from(machine.cpus)],
             clean_ranges: AddressSet::default(),
-            calls: 0,
+            calls: Calls::new(machine.cpus, &machine.hypervisor),
             findings: Findings::default(),
             totals: Totals::default(),
             machine,
@@ -195,8 +195,12 @@ impl Observer {
                 self.check_all(cpu, Action::HostWrite { phys: *page, size });
             }
             MachineAction::Word { word, old, new } => self.change_lock(cpu, *word, *old, *new),
-            MachineAction::Enter(number, _) => self.enter(*number),
-            MachineAction::Leave(number, _) => self.leave(*number),
+            MachineAction::Enter(number, arguments) => self.enter(cpu, *number, *arguments),
+            MachineAction::Leave(number, result) => {
+                if let Some(role) = self.machine.hypervisor.role(*number) {
+                    self.calls.leave(cpu, role, *result, &mut self.guests);
+                }
+            }
             MachineAction::Free(root) => self.free(*root),
         }
     }
@@ -217,6 +221,7 @@ impl Observer {
                 {
                     continue;
                 }
+                violation.cpu = event.cpu;
                 let mut stack = *last;
                 // The last CPU that releases a shared lock reveals what another one has unmapped.
                 if let (Rule::ReturnedUnclean, Some((cpu, unmapped_in))) =
@@ -269,6 +274,7 @@ impl Observer {
         self.guests.insert(number, guest);
         self.totals.guests += 1;
         let granule = geometry.granule().size();
+        self.calls.set_page_size(granule);
         self.pages.get_or_insert_with(|| Pages::new(granule));
         for index in 0..geometry.root_tables() {
             self.adopt_root(cpu, number, root + index * granule);
@@ -333,19 +339,27 @@ impl Observer {
         if old.is_leaf(level) && !new.is_leaf(level) {
             guest.last_unmap = Some((cpu, stack));
         }
+        let at = EntryAddress(entry.0);
+        let broken = guest.checker.broken_leaf(at);
+        self.calls.change_entry(entry);
         let (before, after) = (child(old, level), child(new, level));
         if let Some(table) = after.filter(|_| before != after) {
             let tables = pages.assign(table, number);
             self.totals.unknown_tables += u64::from(tables.is_empty());
             for (at, page) in &tables {
+                self.calls.change_entry(PhysAddr(at.0));
                 guest.checker.adopt_table(*at, entries_of(page), writer_of(page));
             }
             if tables.is_empty() {
                 guest.checker.adopt_table(table, BTreeMap::new(), None);
             }
         }
-        let action = Action::Store { entry: EntryAddress(entry.0), old, new, kind };
-        guest.check(cpu, action);
+        guest.check(cpu, Action::Store { entry: at, old, new, kind });
+        self.calls.make_entry(
+            cpu,
+            (number, guest),
+            MadeEntry { entry: at, level, old, broken, new },
+        );
         if let Some(table) = before.filter(|_| before != after) {
             pages.forget(table);
         }
@@ -377,8 +391,13 @@ impl Observer {
         let kind = self.machine.hypervisor.lock;
         let lock = self.locks.entry(word).or_insert_with(|| Lock::new(kind, cpus));
         lock.change(usize::from(cpu), old, new, self.totals.events);
-        let users = self.guests.values_mut().filter(|guest| guest.lock == Some(word));
-        users.for_each(|guest| guest.update_lock(lock));
+        let users = self.guests.iter_mut().filter(|(_, guest)| guest.lock == Some(word));
+        for (number, guest) in users {
+            guest.update_lock(lock);
+            if let Some(pages) = self.pages.as_ref().filter(|_| guest.is_unlocked()) {
+                self.calls.compare_references(*number, guest, pages);
+            }
+        }
     }
 
     /// Finds the lock of a guest: the last one that the CPU has taken and holds while it writes the
@@ -399,20 +418,12 @@ impl Observer {
         }
     }
 
-    fn enter(&mut self, number: u16) {
-        match self.machine.hypervisor.role(number) {
-            Some(Role::Call) => self.calls += 1,
-            None => {}
-        }
-    }
-
-    fn leave(&mut self, number: u16) {
-        if self.machine.hypervisor.role(number) == Some(Role::Call) {
-            self.calls = self.calls.saturating_sub(1);
-            if self.calls == 0 {
-                self.guests.values_mut().for_each(|guest| guest.checker.end_call());
-            }
-        }
+    fn enter(&mut self, cpu: u8, number: u16, arguments: [u64; 4]) {
+        let Some(role) = self.machine.hypervisor.role(number) else { return };
+        let mut locks = self.locks.values();
+        let holds_lock = locks.any(|lock| lock.hold(usize::from(cpu)).is_some());
+        let at = (cpu, self.totals.events, holds_lock);
+        self.calls.enter(at, role, arguments, &mut self.guests);
     }
 
     /// Ends the checks of a guest: its tables are freed without the lock.

@@ -49,6 +49,10 @@ impl Pages {
         self.pages.insert(table.0, page);
     }
 
+    pub(super) fn get(&self, table: PhysAddr) -> Option<&TablePage> {
+        self.pages.get(&table.0)
+    }
+
     /// Returns the page of an entry, and the entry's index.
     pub(super) fn of_entry(&mut self, entry: PhysAddr) -> Option<(&mut TablePage, u16)> {
         let page = self.pages.get_mut(&entry.align_down(self.size).0)?;

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Calls of the hypervisor's functions, and the rules for them.
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    format,
+    vec::Vec,
+};
+
+use super::{
+    guest::Guest,
+    hypervisor::{Hypervisor, Role},
+    pages::{Pages, child},
+};
+use crate::{
+    address::{EntryAddress, Ipa, PhysAddr, TableAddress},
+    check::{Rule, table_model::EntryPosition},
+    descriptor::Descriptor,
+    geometry::Level,
+};
+
+/// Steps of a CPU since it began to handle a guest's abort.
+#[derive(Debug, Default)]
+struct Fault {
+    /// Leaves that have become writable: the guest's number, first address and bytes.
+    writable: Vec<(usize, Ipa, u64)>,
+    /// Pages that have been marked dirty.
+    marked: Vec<Ipa>,
+    /// The event that began the look-up in progress, in which an mmu_notifier may change entries.
+    looks_up_since: Option<u64>,
+    look_up: Option<LookUp>,
+}
+
+/// A look-up of the host's page.
+#[derive(Debug, Clone, Copy)]
+struct LookUp {
+    event: u64,
+    /// Indicates that the CPU has read the invalidation sequence under the lock since.
+    is_compared: bool,
+}
+
+/// An entry that a CPU has changed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MadeEntry {
+    pub(super) entry: EntryAddress,
+    pub(super) level: Level,
+    pub(super) old: Descriptor,
+    /// The leaf that was broken before, if any.
+    pub(super) broken: Option<Descriptor>,
+    pub(super) new: Descriptor,
+}
+
+/// The state of calls that have not returned.
+#[derive(Debug)]
+pub(super) struct Calls {
+    /// Calls in which the hypervisor may delay the invalidation of restricted entries.
+    by_user_space: u64,
+    faults: Vec<Option<Fault>>,
+    /// Indicates that the trace has the reads of the invalidation sequence.
+    reads_sequence: bool,
+    /// The bytes that each CPU allocates.
+    allocated: Vec<u64>,
+    page_size: u64,
+    /// References to the pages of tables, since their allocation.
+    references: BTreeMap<PhysAddr, i64>,
+    /// The event of each guest's last change of the invalidation sequence, by the guest's number.
+    sequence_changed_at: BTreeMap<usize, u64>,
+    /// Tables whose entries or references have changed since they were last compared.
+    changed: BTreeSet<PhysAddr>,
+}
+
+impl Calls {
+    pub(super) fn new(cpus: u8, hypervisor: &Hypervisor) -> Self {
+        Self {
+            by_user_space: 0,
+            faults: (0..cpus).map(|_| None).collect(),
+            reads_sequence: hypervisor.has(Role::ReadSequence),
+            allocated: (0..cpus).map(|_| 0).collect(),
+            page_size: 0x1000,
+            references: BTreeMap::new(),
+            sequence_changed_at: BTreeMap::new(),
+            changed: BTreeSet::new(),
+        }
+    }
+
+    /// Sets the size of a table.
+    pub(super) const fn set_page_size(&mut self, size: u64) {
+        self.page_size = size;
+    }
+
+    /// Processes the entry of a function with these arguments, on a CPU that holds a lock or not.
+    pub(super) fn enter(
+        &mut self,
+        (cpu, event, holds_lock): (u8, u64, bool),
+        role: Role,
+        arguments: [u64; 4],
+        guests: &mut BTreeMap<usize, Guest>,
+    ) {
+        let fault = &mut self.faults[usize::from(cpu)];
+        match role {
+            Role::Call => self.by_user_space += 1,
+            Role::Abort => *fault = Some(Fault::default()),
+            Role::MarkDirty { argument } => {
+                let frame = arguments.get(usize::from(argument)).copied().unwrap_or(0);
+                fault.iter_mut().for_each(|fault| fault.marked.push(Ipa(frame)));
+            }
+            Role::LookUp => {
+                if let Some(fault) = fault {
+                    (fault.looks_up_since, fault.look_up) = (Some(event), None);
+                }
+            }
+            Role::ReadSequence => {
+                let look_up = fault.iter_mut().filter_map(|fault| fault.look_up.as_mut());
+                look_up.for_each(|look_up| look_up.is_compared |= holds_lock);
+            }
+            Role::ChangeSequence => {
+                let holders = guests.iter().filter(|(_, guest)| guest.holds_lock(cpu));
+                self.sequence_changed_at.extend(holders.map(|(number, _)| (*number, event)));
+            }
+            Role::Allocate { has_size } => {
+                let size = if has_size { arguments[0] } else { self.page_size };
+                self.allocated[usize::from(cpu)] = size;
+            }
+            Role::GetTable => self.change_references(PhysAddr(arguments[0]), 1, guests),
+            Role::PutTable => self.change_references(PhysAddr(arguments[0]), -1, guests),
+        }
+    }
+
+    /// Processes the return from a function.
+    pub(super) fn leave(
+        &mut self,
+        cpu: u8,
+        role: Role,
+        result: u64,
+        guests: &mut BTreeMap<usize, Guest>,
+    ) {
+        match role {
+            Role::Call => {
+                self.by_user_space = self.by_user_space.saturating_sub(1);
+                if self.by_user_space == 0 {
+                    guests.values_mut().for_each(|guest| guest.checker.end_call());
+                }
+            }
+            Role::Abort => self.end_fault(cpu, guests),
+            Role::LookUp => {
+                if let Some(fault) = &mut self.faults[usize::from(cpu)]
+                    && let Some(event) = fault.looks_up_since.take()
+                {
+                    fault.look_up = Some(LookUp { event, is_compared: false });
+                }
+            }
+            Role::Allocate { .. } if result != 0 => {
+                let pages = self.allocated[usize::from(cpu)] / self.page_size;
+                let address = |page| PhysAddr(result) + page * self.page_size;
+                self.references.extend((0..pages).map(|page| (address(page), 1)));
+            }
+            _ => {}
+        }
+    }
+
+    /// Checks that the pages that a fault has made writable are marked dirty.
+    fn end_fault(&mut self, cpu: u8, guests: &mut BTreeMap<usize, Guest>) {
+        let Some(fault) = self.faults[usize::from(cpu)].take() else { return };
+        for (number, ipa, size) in fault.writable {
+            let Some(guest) = guests.get_mut(&number) else { continue };
+            let frame = |page: &Ipa| Ipa(page.0 << guest.checker.granule().shift());
+            if !fault.marked.iter().map(frame).any(|page| ipa <= page && page < ipa + size) {
+                let detail = format!("{ipa:#x}, {size:#x} bytes: the fault marks no page of it");
+                guest.checker.report(Rule::NotMarkedDirty, detail);
+            }
+        }
+    }
+
+    /// Processes an entry that a CPU has changed in the table of a guest.
+    pub(super) fn make_entry(&mut self, cpu: u8, guest: (usize, &mut Guest), made: MadeEntry) {
+        let MadeEntry { entry, level, old, broken, new } = made;
+        let fault = self.faults[usize::from(cpu)].as_ref();
+        if fault.is_none_or(|fault| fault.looks_up_since.is_some()) {
+            return;
+        }
+        let (number, guest) = guest;
+        let Some((ipa, size)) = guest.checker.range_of(entry) else { return };
+        let before = Some(old).filter(|old| old.is_leaf(level)).or(broken);
+        let leaves = match child(new, level) {
+            Some(table) if child(old, level).is_none() => guest.checker.leaves_of(table),
+            Some(_) => return,
+            None if new.is_leaf(level) => Vec::from([(EntryPosition { entry, level, ipa }, new)]),
+            None => return,
+        };
+        for (position, leaf) in leaves {
+            let size = size.min(position.level.span(guest.checker.granule()));
+            self.make_leaf(cpu, (number, guest), (position.ipa, size), before, leaf);
+        }
+    }
+
+    /// Processes a leaf that a CPU has made at the addresses that another leaf translated before.
+    fn make_leaf(
+        &mut self,
+        cpu: u8,
+        (number, guest): (usize, &mut Guest),
+        (ipa, size): (Ipa, u64),
+        before: Option<Descriptor>,
+        new: Descriptor,
+    ) {
+        let Some(fault) = &mut self.faults[usize::from(cpu)] else { return };
+        if new.attributes().write && !before.is_some_and(|leaf| leaf.attributes().write) {
+            fault.writable.push((number, ipa, size));
+        }
+        // Memory that stays mapped needs no look-up.
+        let Some(look_up) = fault.look_up.filter(|_| before.is_none()) else { return };
+        let changed_at = self.sequence_changed_at.get(&number);
+        let reason = if changed_at.is_some_and(|changed_at| look_up.event < *changed_at) {
+            "the invalidation sequence has changed since the look-up"
+        } else if self.reads_sequence && !look_up.is_compared {
+            "the invalidation sequence is not compared under the lock"
+        } else {
+            return;
+        };
+        guest.checker.report(Rule::StaleLookUp, format!("{ipa:#x}: {reason}"));
+    }
+
+    fn change_references(
+        &mut self,
+        address: PhysAddr,
+        change: i64,
+        guests: &mut BTreeMap<usize, Guest>,
+    ) {
+        let page = address.align_down(self.page_size);
+        let Some(count) = self.references.get_mut(&page) else { return };
+        *count += change;
+        self.changed.insert(page);
+        if *count == 0 {
+            self.references.remove(&page);
+            self.changed.remove(&page);
+            for guest in guests.values_mut() {
+                guest.checker.free_known_table(TableAddress(page.0));
+            }
+        }
+    }
+
+    /// Records that an entry of a table has changed, or that the table has been linked.
+    pub(super) fn change_entry(&mut self, entry: PhysAddr) {
+        let page = entry.align_down(self.page_size);
+        if self.references.contains_key(&page) {
+            self.changed.insert(page);
+        }
+    }
+
+    /// Compares the references of changed tables with their entries, when no CPU holds the lock of
+    /// their guest: one of the allocation, and one for each entry that is not zero.
+    pub(super) fn compare_references(&mut self, number: usize, guest: &mut Guest, pages: &Pages) {
+        let references = &self.references;
+        self.changed.retain(|at| {
+            // Of a table that is not linked the entries are unknown.
+            let Some(page) = pages.get(*at) else { return false };
+            if page.guest != Some(number) {
+                return page.guest.is_some();
+            }
+            let entries = page.entries.len();
+            let count = references.get(at).copied().unwrap_or(0);
+            if i64::try_from(entries + 1) != Ok(count) {
+                let detail = format!("table {:#x}: count {count}, {entries} entries", at.0);
+                guest.checker.report(Rule::WrongReferences, detail);
+            }
+            false
+        });
+    }
+}
