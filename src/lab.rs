@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 
 use granule_lab::{
-    self as lab, BisectOptions, CommonOptions, GuestMatrix, HostPackages, LinuxVersion, Locations,
-    Matrix, Options, ProgramOptions, ReportOptions, RunStatus, SelftestOptions, SourceOptions,
-    Step,
+    self as lab, BisectOptions, CheckArgs, CommonOptions, GuestMatrix, HostPackages, LinuxVersion,
+    Locations, Matrix, Options, ProgramOptions, ReportOptions, RunStatus, SelftestOptions,
+    SourceOptions, Step,
 };
 
 use super::{CommandOutcome, CommandResult};
@@ -60,6 +60,14 @@ enum LabCommand {
         /// Arguments of the program
         #[arg(last = true, value_name = "ARGUMENTS")]
         arguments: Vec<String>,
+    },
+    /// Check the stage-2 tables of each kernel against the rules of the architecture while a test
+    /// runs, and report each defect with its function (docs/checking.md)
+    Check {
+        #[command(flatten)]
+        common: CommonOptions,
+        #[command(flatten)]
+        args: CheckArgs,
     },
     /// Run the kernel's KVM selftests, and compare their verdicts
     Selftests {
@@ -117,6 +125,7 @@ pub fn run(args: Args) -> CommandResult {
         LabCommand::Workload { program, common, report, arguments } => {
             return execute(&Options::program(common, program, arguments, report)?);
         }
+        LabCommand::Check { common, args } => return execute(&Options::check(common, args)?),
         LabCommand::Selftests { common, tests } => {
             return execute(&Options::selftests(common, tests));
         }

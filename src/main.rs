@@ -5,6 +5,7 @@
 pub mod advise;
 pub mod bench;
 pub mod cache;
+pub mod check;
 pub mod compare;
 pub mod doctor;
 pub mod lab;
@@ -38,6 +39,8 @@ enum Command {
     Bench(bench::Args),
     /// List and prune the lab's cache of sources and kernels
     Cache(cache::Args),
+    /// Check a trace of `granule lab check --keep-trace` again
+    Check(check::Args),
     /// Compare two sets of results
     Compare(compare::Args),
     /// Check this machine for KVM and for the lab
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Advise(args) => advise::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Cache(args) => cache::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Compare(args) => compare::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Lab(args) => lab::run(*args),

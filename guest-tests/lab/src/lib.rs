@@ -16,6 +16,7 @@
 
 mod bisect;
 mod cache;
+mod check;
 mod command;
 mod in_use;
 pub mod interrupt;
@@ -58,15 +59,16 @@ use granule_report::{CompareError, results::FileError};
 pub use self::{
     bisect::{BisectOptions, bisect},
     cache::{CacheCommand, PruneOptions, execute as execute_cache_command},
+    check::replay::ReplayOptions,
     host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
     ledger::{LedgerOptions, ledger},
     options::{
-        BuildOptions, CommonOptions, ExecutionOptions, GuestMatrix, HostOptions, KernelOptions,
-        Locations, Matrix, Options, OutputOptions, ProgramMatrix, ProgramOptions, ReportOptions,
-        SelftestOptions, SourceOptions, TestProgram, Workload,
+        BuildOptions, CheckArgs, CommonOptions, ExecutionOptions, FindingsOptions, GuestMatrix,
+        HostOptions, KernelOptions, Locations, Matrix, Options, OutputOptions, ProgramMatrix,
+        ProgramOptions, ReportOptions, SelftestOptions, SourceOptions, TestProgram, Workload,
     },
-    report::RunStatus,
+    report::{RunStatus, check_report::check_trace},
     steps::{Step, step},
     values::{BuildSetting, LinuxVersion, MakeVariable, PageSize, Revisions},
 };
@@ -166,7 +168,7 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
         RunDirectory::check_unused(shell, path)?;
     }
     let progress = Progress::new(shell.is_dry_run());
-    let executor = Executor::new(shell, &options.common, &paths)?;
+    let executor = Executor::new(shell, (&options.common, options.check.as_ref()), &paths)?;
     let preparation = Preparation::new(shell, options, &paths, &progress)?;
     if shell.is_dry_run() && execution.plan.is_none() {
         return print_commands(options, &paths, &preparation, &executor, &progress);
@@ -286,7 +288,7 @@ fn print_commands(
     let (run_directory, emulator_count) = (&run_directory, 1);
     let queue = JobQueue { executor, shell, progress, run_directory, emulator_count };
     queue.run(&kernels, &matrix::jobs(options, page_size, &preparation.tests));
-    if options.workload.has_records() {
+    if options.has_records() {
         comparison::print_commands(run_directory, &kernels)?;
     }
     Ok(RunStatus::Passed)

@@ -294,7 +294,8 @@ impl Plan {
     /// Returns the executor of jobs on this machine, which must have the emulator of the plan.
     pub fn job_executor(&self) -> Result<Executor, LabError> {
         let paths = Paths::new(&self.options.common)?;
-        let executor = Executor::new(Shell::new(false), &self.options.common, &paths)?;
+        let options = (&self.options.common, self.options.check.as_ref());
+        let executor = Executor::new(Shell::new(false), options, &paths)?;
         if executor.emulator_version != self.emulator {
             return Err(LabError::Unusable(format!(
                 "this machine has {}, but the run was planned with {}: install the same version, or \

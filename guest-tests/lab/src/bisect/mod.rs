@@ -150,7 +150,7 @@ impl<'a> Bisection<'a> {
         let common = options.serial.common(Some(tree));
         let shell = Shell::new(options.serial.output.dry_run);
         let paths = options.paths()?;
-        let executor = Executor::new(shell, &common, &paths)?;
+        let executor = Executor::new(shell, (&common, None), &paths)?;
         let mut matrix = options.matrix.clone();
         let page_size = options.serial.build.page_size()?;
         let block = Backing::AnonymousHugetlb(Some(page_size.huge_page()));

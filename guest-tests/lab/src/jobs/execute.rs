@@ -11,11 +11,12 @@
 //! | `emulator.log` | QEMU's own messages |
 //! | `counts.jsonl` | segments of the plugin |
 //! | `stdout`, `stderr`, `raw.jsonl` | output and results of the test |
+//! | `defects.jsonl`, `trace.gz` | findings of a checked job, and its trace if it is kept |
 //! | `outcome.json` | written last: the job ended |
 
 use std::{
     collections::BTreeMap,
-    fs,
+    env, fs,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -36,11 +37,13 @@ use crate::{
         counts::{CountError, check_waits, read_segments},
         guest::LinuxGuest,
         matrix::{self, PlannedJob},
+        observed_kernel::ObservedKernel,
         outcome::{JobError, JobOutcome, find_oops, find_splat},
         outcome_file::{Failure, OutcomeFile},
     },
     kernel::Kernel,
-    options::{CommonOptions, DEFAULT_QEMU, DefaultPrograms, Paths},
+    observing_emulator::find_observing_emulator,
+    options::{CheckOptions, CommonOptions, DEFAULT_QEMU, DefaultPrograms, Paths},
     shell::{FileHashes, Shell, sha256},
 };
 
@@ -59,35 +62,46 @@ pub struct Executor {
     pub deadline: Duration,
     /// Indicates that any splat on the console fails the job.
     pub fails_on_splat: bool,
+    /// Checks of the stage-2 tables, which take the place of counts.
+    pub check: Option<CheckOptions>,
     pub hashes: FileHashes,
 }
 
 impl Executor {
     /// Returns the executor of a run, after a check of its programs. A dry run and a plan require
     /// only the programs that options name.
-    pub fn new(shell: Shell, options: &CommonOptions, paths: &Paths) -> Result<Self, LabError> {
+    pub fn new(
+        shell: Shell,
+        (options, check): (&CommonOptions, Option<&CheckOptions>),
+        paths: &Paths,
+    ) -> Result<Self, LabError> {
         let CommonOptions { kernels, host, .. } = options;
         let dry = shell.is_dry_run();
         check_programs(paths, dry)?;
-        let emulator_version = match emulator::version(&host.qemu) {
+        let qemu = match check {
+            Some(_) => find_observing_emulator(shell, &paths.cache, &host.qemu)?,
+            None => host.qemu.clone(),
+        };
+        let emulator_version = match emulator::version(&qemu) {
             Err(_) if dry && host.qemu == Path::new(DEFAULT_QEMU) => "QEMU".to_owned(),
             version => {
                 let version = version.map_err(|error| {
-                    LabError::Unusable(format!("--qemu {}: {error}", host.qemu.display()))
+                    LabError::Unusable(format!("--qemu {}: {error}", qemu.display()))
                 })?;
                 let machine = matrix::machine(host, 1, Bytes::mib(64));
                 let plugin = Some(paths.plugin.as_path()).filter(|path| path.is_file());
-                emulator::probe(&host.qemu, &machine, plugin)?;
+                emulator::probe(&qemu, &machine, plugin)?;
                 version
             }
         };
         Ok(Self {
-            qemu: host.qemu.clone(),
+            qemu,
             init: paths.init.clone(),
             plugin: paths.plugin.clone(),
             emulator_version,
             deadline: Duration::from_secs(host.deadline),
             fails_on_splat: kernels.build.debug_kernel,
+            check: check.cloned(),
             hashes: FileHashes::default(),
         })
     }
@@ -104,7 +118,8 @@ impl Executor {
             shell.remove_dir(directory)?;
         }
         shell.create_dir(directory)?;
-        let command = self.command(kernel, job, directory);
+        let observed = self.check.as_ref().map(|_| ObservedKernel::open(kernel)).transpose()?;
+        let command = self.command(kernel, job, directory, observed.as_ref());
         let (job_text, facts_text) = self.texts(kernel, job)?;
         let archive = directory.join(INITRAMFS_FILE);
         let guest_text = job.program.as_ref().map(|run| serde_json::to_string(&run.argv));
@@ -122,7 +137,12 @@ impl Executor {
             .map_err(|e| CommandError::file("write", &archive, e))?;
         drop(packed);
         shell.write(&directory.join("command"), format!("{command}\n"))?;
-        let ended = shell.run(&command);
+        let ended = match (&self.check, &observed) {
+            (Some(check), Some(observed)) => {
+                observed.run(job, directory, check.keep_trace, || shell.run(&command))?
+            }
+            _ => shell.run(&command),
+        };
         // The archive is large and can be rebuilt from its inputs.
         let _ = fs::remove_file(&archive);
         let result = self.collect_outcome(job, directory, ended);
@@ -162,6 +182,15 @@ impl Executor {
             job.kernel_parameters,
             self.fails_on_splat
         );
+        let text = match &self.check {
+            // The findings depend on the checker, which is in this program.
+            Some(check) => {
+                let program = env::current_exe().and_then(fs::canonicalize);
+                let program = program.map_err(|e| CommandError::file("find", "this program", e))?;
+                format!("{text}\n{check:?} {}", self.hashes.sha256(&program)?)
+            }
+            None => text,
+        };
         Ok(sha256(text.as_bytes()))
     }
 
@@ -200,7 +229,13 @@ impl Executor {
         Ok((job, serde_json::to_string(&facts).map_err(unserializable)?))
     }
 
-    fn command(&self, kernel: &Kernel, job: &PlannedJob, directory: &Path) -> Command {
+    fn command(
+        &self,
+        kernel: &Kernel,
+        job: &PlannedJob,
+        directory: &Path,
+        observed: Option<&ObservedKernel>,
+    ) -> Command {
         let machine = &job.machine;
         let mut plugin = machine.plugin_option(&self.plugin, &directory.join(COUNTS_FILE));
         plugin += &format!(",seed={}", job.job.seed);
@@ -209,6 +244,9 @@ impl Executor {
         }
         for (name, address) in &kernel.functions {
             plugin += &format!(",at={name}:{address:x}");
+        }
+        if let Some(observed) = observed {
+            plugin += &observed.plugin_arguments(directory);
         }
         let console = path_option("file,id=console,path=", &directory.join(CONSOLE_FILE));
         machine
@@ -289,6 +327,9 @@ impl Executor {
         {
             let path = directory.join(file);
             fs::write(&path, content).map_err(|e| CommandError::file("write", path, e))?;
+        }
+        if self.check.is_some() {
+            return Ok(JobOutcome { report, segments: Vec::new() });
         }
         let path = directory.join(COUNTS_FILE);
         let counts =

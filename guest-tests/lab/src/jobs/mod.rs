@@ -6,6 +6,7 @@ pub mod counts;
 pub mod execute;
 pub mod guest;
 pub mod matrix;
+mod observed_kernel;
 pub mod outcome;
 pub mod outcome_file;
 pub mod program_run;

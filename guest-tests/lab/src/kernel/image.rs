@@ -12,7 +12,7 @@ use crate::{
     command::CommandError,
     kernel::{recipe::Recipe, toolchain::Toolchain},
     shell::{self, sha256},
-    values::PageSize,
+    values::{LinuxVersion, PageSize},
 };
 
 /// Magic number of an arm64 image and its offset (`Documentation/arch/arm64/booting.rst`, 4).
@@ -38,6 +38,8 @@ pub struct Kernel {
     pub commit: Option<String>,
     /// Git tree of the source, if known.
     pub tree: Option<String>,
+    /// `System.map`, if known.
+    pub system_map: Option<PathBuf>,
     /// Compiler, if known.
     pub compiler: Option<String>,
     /// Names and addresses of functions whose calls are counted.
@@ -69,8 +71,9 @@ impl Kernel {
                 .flat_map(|directory| names.iter().map(|name| directory.join(name)))
                 .find(|path| path.is_file())
         };
-        let functions = match find(&["System.map"]) {
-            Some(map) => counted_functions(&String::from_utf8_lossy(&shell::read(&map)?)),
+        let system_map = find(&["System.map"]);
+        let functions = match &system_map {
+            Some(map) => counted_functions(&String::from_utf8_lossy(&shell::read(map)?)),
             None => Vec::new(),
         };
         Ok(Self {
@@ -79,9 +82,25 @@ impl Kernel {
             image_sha256: sha256(&content),
             page_size: PageSize::of_image_flags(flags).unwrap_or_default(),
             config: find(&[".config", "config"]),
+            system_map,
             uncounted: uncounted(&functions),
             functions,
             ..Self::default()
+        })
+    }
+
+    /// Returns the version in the image.
+    ///
+    /// # Errors
+    /// The image cannot be read, or contains no version.
+    pub fn version(&self) -> Result<LinuxVersion, CommandError> {
+        let content = shell::read(&self.image)?;
+        version_of_image(&content).ok_or_else(|| {
+            let missing = io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it contains no 'Linux version' of 5.10 or newer",
+            );
+            CommandError::file("find the version of", &self.image, missing)
         })
     }
 
@@ -110,6 +129,19 @@ impl Kernel {
     pub fn placeholder(name: String, image: PathBuf) -> Self {
         Self { name, image, image_sha256: "SHA256".to_owned(), ..Self::default() }
     }
+}
+
+/// Returns the version in the banner of an image (`linux_banner`).
+fn version_of_image(content: &[u8]) -> Option<LinuxVersion> {
+    const BANNER: &[u8] = b"Linux version ";
+    let starts = content.windows(BANNER.len()).enumerate().filter(|(_, text)| *text == BANNER);
+    starts
+        .filter_map(|(start, _)| {
+            let text = content[start + BANNER.len()..].split(|byte| *byte == b' ').next()?;
+            let mut numbers = std::str::from_utf8(text).ok()?.split(['.', '-', '+']);
+            format!("{}.{}", numbers.next()?, numbers.next()?).parse().ok()
+        })
+        .find(|version| *version >= LinuxVersion::OLDEST)
 }
 
 /// Name of each count, and the names of its function in different kernel versions.
@@ -153,6 +185,14 @@ mod tests {
     #[test]
     fn the_counts_are_those_that_metrics_know() {
         assert_eq!(COUNTED_FUNCTIONS.map(|(name, _)| name), granule_report::FUNCTION_COUNTS);
+    }
+
+    #[test]
+    fn the_version_is_that_of_the_banner() {
+        let image = b"Linux version \0..Linux version %s\0Linux version 6.12.117-rc1 (granule@lab)";
+
+        assert_eq!(version_of_image(image), "6.12".parse().ok());
+        assert_eq!(version_of_image(b"Linux version 4.19.1 (x)"), None);
     }
 
     #[test]

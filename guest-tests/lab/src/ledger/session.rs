@@ -87,7 +87,7 @@ impl<'a> Session<'a> {
             }
         }
         let shell = Shell::new(options.serial.output.dry_run);
-        let executor = Executor::new(shell, &common, &paths)?;
+        let executor = Executor::new(shell, (&common, None), &paths)?;
         let progress = Progress::new(options.serial.output.dry_run);
         environment_remark().iter().for_each(|remark| progress.print_note(remark));
         let mut programs = Vec::new();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Options of `granule lab`: kernels, jobs on each kernel, the emulated host, output.
 
+mod check;
 mod execution;
 mod host;
 mod kernels;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::LabError;
 
 pub use self::{
+    check::{CheckArgs, CheckFormat, CheckOptions, FindingsOptions},
     execution::{ExecutionOptions, ExecutorKind},
     host::HostOptions,
     kernels::{BuildOptions, KernelOptions, SourceOptions},
@@ -35,16 +37,24 @@ pub struct Options {
     pub(crate) common: CommonOptions,
     pub(crate) workload: Workload,
     pub(crate) report: ReportOptions,
+    /// Checks of the stage-2 tables, which take the place of counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) check: Option<CheckOptions>,
 }
 
 impl Options {
+    /// Reports whether the results are records, which can be compared.
+    pub(crate) const fn has_records(&self) -> bool {
+        self.check.is_none() && self.workload.has_records()
+    }
+
     /// Returns a run of the page-table test.
     pub const fn page_table_test(
         common: CommonOptions,
         matrix: Matrix,
         report: ReportOptions,
     ) -> Self {
-        Self { common, workload: Workload::PageTableTest(matrix), report }
+        Self { common, workload: Workload::PageTableTest(matrix), report, check: None }
     }
 
     /// Returns a run of a tiny matrix, in which no regression is a failure.
@@ -59,7 +69,8 @@ impl Options {
 
     /// Returns boots of a Linux guest.
     pub fn guest(common: CommonOptions, matrix: GuestMatrix) -> Self {
-        Self { common, workload: Workload::Guest(matrix), report: ReportOptions::default() }
+        let workload = Workload::Guest(matrix);
+        Self { common, workload, report: ReportOptions::default(), check: None }
     }
 
     /// Returns runs of a user's program with these arguments.
@@ -72,12 +83,14 @@ impl Options {
         arguments: Vec<String>,
         report: ReportOptions,
     ) -> Result<Self, LabError> {
-        Ok(Self { common, workload: Workload::Program(program.open(arguments)?), report })
+        let workload = Workload::Program(program.open(arguments)?);
+        Ok(Self { common, workload, report, check: None })
     }
 
     /// Returns a run of the kernel's KVM selftests.
     pub fn selftests(common: CommonOptions, tests: SelftestOptions) -> Self {
-        Self { common, workload: Workload::Selftests(tests), report: ReportOptions::default() }
+        let workload = Workload::Selftests(tests);
+        Self { common, workload, report: ReportOptions::default(), check: None }
     }
 }
 

@@ -236,6 +236,18 @@ impl Load {
         Self { backing, seeds: self.seeds.or(Some(1)), ..self }
     }
 
+    /// Returns this load with the default size.
+    pub(crate) fn without_size(self) -> Self {
+        Self { size: None, ..self }
+    }
+
+    /// Returns this load; unset values are those of `other`.
+    pub(crate) fn or(self, other: Self) -> Self {
+        let backing = if self.backing.is_empty() { other.backing } else { self.backing };
+        let (size, seeds) = (self.size.or(other.size), self.seeds.or(other.seeds));
+        Self { backing, vcpus: self.vcpus, size, seeds }
+    }
+
     /// Refuses a backing that a host with this page size lacks.
     fn check(&self, page_size: PageSize) -> Result<(), LabError> {
         let Some(missing) = self.backing.iter().find(|backing| !page_size.has(**backing)) else {

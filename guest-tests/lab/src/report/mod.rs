@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reports of a run as text and HTML: comparison, selftest verdicts, guest boots.
+//! Reports of a run as text and HTML: comparison, selftest verdicts, guest boots, findings.
 
 mod boot_figures;
+pub mod check_report;
 pub mod comparison;
 pub mod guest_boot_report;
 pub mod selftest_report;
@@ -24,7 +25,7 @@ use crate::{
 pub enum RunStatus {
     /// No failure.
     Passed,
-    /// Failed job, regression of a phase, or selftest whose results differ.
+    /// Failed job, regression of a phase, selftest whose results differ, or finding of the checker.
     Failed,
 }
 
@@ -58,6 +59,16 @@ pub fn publish_results(
     progress: &Progress,
 ) -> Result<RunStatus, LabError> {
     let RunInfo { kernels, jobs, .. } = run;
+    if let Some(check) = &options.check {
+        progress.finish();
+        return check_report::publish(
+            &check.report,
+            &options.workload,
+            run_directory,
+            run,
+            results,
+        );
+    }
     match &options.workload {
         Workload::Selftests(_) => {
             progress.finish();

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Findings of one job as records: the file `defects.jsonl`, a summary and one line for each defect.
+
+use std::{fs, path::Path};
+
+use granule_stage2::check::machine::{Finding, Totals};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    history::describe,
+    setup::{Setup, Unapplied},
+};
+use crate::command::CommandError;
+
+const SCHEMA: &str = "granule.defects/1";
+/// Functions of a call chain that identify a defect: more would repeat it for each caller.
+const IDENTIFYING_FUNCTIONS: usize = 4;
+
+/// Findings of one job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checked {
+    pub summary: Summary,
+    pub defects: Vec<Defect>,
+}
+
+/// Numbers that describe an observation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    schema: String,
+    /// Reason for which events are missing.
+    pub error: Option<String>,
+    pub events: u64,
+    /// Guests that were checked.
+    pub guests: u64,
+    /// Guests whose tables cannot be checked: reserved geometry.
+    pub unsupported_guests: u64,
+    /// Stores to tables.
+    pub stores: u64,
+    /// Linked tables with unknown contents, and stores that replace another value than the known
+    /// one.
+    pub gaps: u64,
+    pub unapplied: Vec<Unapplied>,
+}
+
+/// A violated rule and its place in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Defect {
+    pub rule: String,
+    /// Number of violations.
+    pub count: u64,
+    /// The first violation.
+    pub detail: String,
+    pub cpu: u8,
+    /// Number of the violating event, counted from 0.
+    pub event: u64,
+    pub vmid: u16,
+    /// Address of the guest's root table.
+    pub root: u64,
+    /// Call chain of the first violation, from the innermost function on.
+    pub chain: Vec<Frame>,
+    /// Events that led to the first violation; the last one violates the rule.
+    pub history: Vec<Step>,
+}
+
+/// A function of a call chain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    pub address: u64,
+    /// Function, offset, and file with line if known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub place: Option<String>,
+}
+
+/// An event of a history.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    pub event: u64,
+    pub cpu: u8,
+    pub text: String,
+    /// Innermost function, if known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub place: Option<String>,
+}
+
+impl Frame {
+    /// Returns the name of the function.
+    pub fn function(&self) -> Option<&str> {
+        let name = self.place.as_ref()?.split([' ', '+']).next()?;
+        (!name.is_empty()).then_some(name)
+    }
+
+    /// Returns file and line of the instruction, if known.
+    pub fn line(&self) -> Option<(&str, u32)> {
+        let (_, line) = self.place.as_ref()?.split_once(' ')?;
+        let (file, line) = line.rsplit_once(':')?;
+        Some((file, line.parse().ok()?))
+    }
+}
+
+impl Defect {
+    /// Returns the names of the functions of the call chain; a function that calls itself occurs
+    /// once.
+    pub fn functions(&self) -> Vec<String> {
+        let name = |frame: &Frame| {
+            frame.function().map_or_else(|| format!("{:#x}", frame.address), str::to_owned)
+        };
+        let mut names: Vec<String> = self.chain.iter().map(name).collect();
+        names.dedup();
+        names
+    }
+
+    /// Returns the properties that the same defect has in all jobs.
+    pub fn identity(&self) -> (String, Vec<String>) {
+        let functions = self.functions().into_iter().take(IDENTIFYING_FUNCTIONS).collect();
+        (self.rule.clone(), functions)
+    }
+}
+
+impl Checked {
+    /// Returns the findings of an observer. `place` describes the place of an instruction, and
+    /// `stack` the innermost one of a stack by its number.
+    pub fn new(
+        (totals, findings): (Totals, &[&Finding]),
+        setup: &Setup,
+        error: Option<String>,
+        place: impl Fn(u64) -> Option<String>,
+        innermost: impl Fn(u32) -> Option<u64>,
+    ) -> Self {
+        let defect = |finding: &&Finding| Defect {
+            rule: finding.rule.to_string(),
+            count: finding.count,
+            detail: finding.detail.clone(),
+            cpu: finding.cpu,
+            event: finding.event,
+            vmid: finding.guest.1.0,
+            root: finding.guest.0.0,
+            chain: finding
+                .stack
+                .iter()
+                .map(|address| Frame { address: *address, place: place(*address) })
+                .collect(),
+            history: finding
+                .history
+                .iter()
+                .map(|(index, event)| Step {
+                    event: *index,
+                    cpu: event.cpu,
+                    text: describe(&event.action, setup),
+                    place: event.stack.and_then(&innermost).and_then(&place),
+                })
+                .collect(),
+        };
+        Self {
+            summary: Summary {
+                schema: SCHEMA.to_owned(),
+                error,
+                events: totals.events,
+                guests: totals.guests,
+                unsupported_guests: totals.unsupported,
+                stores: totals.stores,
+                gaps: totals.unknown_tables + totals.unexpected_values,
+                unapplied: setup.unapplied.clone(),
+            },
+            defects: findings.iter().map(defect).collect(),
+        }
+    }
+
+    /// Reads the file of a job.
+    ///
+    /// # Errors
+    /// The file cannot be read, or another version of granule wrote it.
+    pub fn read(path: &Path) -> Result<Self, CommandError> {
+        let failed = |error| CommandError::file("read", path, error);
+        let text = fs::read_to_string(path).map_err(failed)?;
+        let mut lines = text.lines();
+        let parse = |error: serde_json::Error| failed(error.into());
+        let summary = serde_json::from_str(lines.next().unwrap_or_default()).map_err(parse)?;
+        let defects = lines.map(serde_json::from_str).collect::<Result<_, _>>().map_err(parse)?;
+        Ok(Self { summary, defects })
+    }
+
+    /// Writes the file of a job.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), CommandError> {
+        let text = || {
+            let mut text = serde_json::to_string(&self.summary)? + "\n";
+            for defect in &self.defects {
+                text += &(serde_json::to_string(defect)? + "\n");
+            }
+            Ok::<_, serde_json::Error>(text)
+        };
+        let text = text().map_err(std::io::Error::from);
+        text.and_then(|text| fs::write(path, text))
+            .map_err(|error| CommandError::file("write", path, error))
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Returns a defect with this rule and call chain.
+    pub fn defect(rule: &str, functions: &[&str]) -> Defect {
+        let frame = |function: &&str| Frame {
+            address: 0xffff_8000_1000_0000,
+            place: Some(format!("{function}+0x94 arch/arm64/kvm/mmu.c:512")),
+        };
+        let step = Step { event: 41, cpu: 1, text: "DSB ISHST".to_owned(), place: None };
+        Defect {
+            rule: rule.to_owned(),
+            count: 2,
+            detail: "0x4000 is not clean".to_owned(),
+            cpu: 1,
+            event: 42,
+            vmid: 3,
+            root: 0x4118_0000,
+            chain: functions.iter().map(frame).collect(),
+            history: vec![step],
+        }
+    }
+
+    /// Returns the result of a job with these defects.
+    pub fn checked(defects: Vec<Defect>) -> Checked {
+        let summary = Summary {
+            schema: SCHEMA.to_owned(),
+            error: None,
+            events: 1000,
+            guests: 1,
+            unsupported_guests: 0,
+            stores: 10,
+            gaps: 0,
+            unapplied: Vec::new(),
+        };
+        Checked { summary, defects }
+    }
+
+    #[test]
+    fn a_file_is_read_as_written() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let written = checked(vec![defect("break-before-make", &["a", "b"])]);
+
+        written.write(file.path()).unwrap();
+
+        assert_eq!(Checked::read(file.path()).unwrap(), written);
+    }
+
+    #[test]
+    fn recursion_and_callers_do_not_distinguish_defects() {
+        let one = defect("break-before-make", &["leaf", "walk", "walk", "map", "abort", "run"]);
+        let other = defect("break-before-make", &["leaf", "walk", "map", "abort", "other"]);
+
+        assert_eq!(one.identity(), other.identity());
+        assert_eq!(one.chain[0].line(), Some(("arch/arm64/kvm/mmu.c", 512)));
+    }
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! One observed machine: everything that the checker has to know in addition to the events.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use granule_stage2::{
+    PhysAddr,
+    check::{
+        Rule,
+        machine::{Hypervisor as ObservedHypervisor, LockType, Machine, Role},
+    },
+};
+use granule_types::units::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::hypervisor::{Hypervisor, Use};
+use crate::values::LinuxVersion;
+
+/// First address of the memory of QEMU's `virt` machine.
+const MEMORY_START: u64 = 0x4000_0000;
+
+/// Emulated hardware of a job.
+#[derive(Debug, Clone, Copy)]
+pub struct Hardware<'a> {
+    /// CPU model, as QEMU names it.
+    pub cpu: &'a str,
+    pub cpus: u32,
+    pub memory: Bytes,
+}
+
+/// An observed machine. It is a line of a kept trace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Setup {
+    pub linux: LinuxVersion,
+    pub cpu: String,
+    cpus: u8,
+    memory: Bytes,
+    lock: Lock,
+    /// Mask and value of a locked entry.
+    locked_entry: Option<(u64, u64)>,
+    /// Functions by their numbers in the trace.
+    functions: BTreeMap<u16, Function>,
+    pub unapplied: Vec<Unapplied>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Lock {
+    Spinlock,
+    ReaderWriter,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Function {
+    name: String,
+    /// Indicates that restrictions of entries are complete when the outermost call returns.
+    is_call: bool,
+}
+
+/// A rule that is not applied.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Unapplied {
+    pub rule: String,
+    pub reason: String,
+}
+
+impl Setup {
+    /// Returns the setup of a job. The number of CPUs is limited to that of the checker.
+    pub fn new(linux: LinuxVersion, hypervisor: &Hypervisor, hardware: Hardware<'_>) -> Self {
+        let functions = hypervisor.functions.iter().filter_map(|function| {
+            let is_call = match function.used_for {
+                Use::Role(Role::Call) => true,
+                Use::Lock(_) => false,
+                Use::Free(_) => return None,
+            };
+            Some((function.number, Function { name: function.name.to_owned(), is_call }))
+        });
+        let unapplied = hypervisor.unapplied.iter();
+        Self {
+            linux,
+            cpu: hardware.cpu.to_owned(),
+            cpus: u8::try_from(hardware.cpus).unwrap_or(u8::MAX),
+            memory: hardware.memory,
+            lock: match hypervisor.generation.lock {
+                LockType::Spinlock => Lock::Spinlock,
+                LockType::ReaderWriter => Lock::ReaderWriter,
+            },
+            locked_entry: hypervisor.generation.locked_entry,
+            functions: functions.collect(),
+            unapplied: unapplied
+                .map(|(rule, reason)| Unapplied { rule: rule.to_string(), reason: reason.clone() })
+                .collect(),
+        }
+    }
+
+    /// Returns the configuration of the checker.
+    pub fn machine(&self) -> Machine {
+        let is_disabled =
+            |rule: &&Rule| self.unapplied.iter().any(|unapplied| unapplied.rule == rule.name());
+        let calls = self.functions.iter().filter(|(_, function)| function.is_call);
+        Machine {
+            cpus: self.cpus,
+            memory: (PhysAddr(MEMORY_START), self.memory.0),
+            hypervisor: ObservedHypervisor {
+                lock: match self.lock {
+                    Lock::Spinlock => LockType::Spinlock,
+                    Lock::ReaderWriter => LockType::ReaderWriter,
+                },
+                locked_entry: self.locked_entry,
+                functions: calls.map(|(number, _)| (*number, Role::Call)).collect(),
+            },
+            disabled_rules: Rule::ALL.iter().filter(is_disabled).copied().collect::<BTreeSet<_>>(),
+        }
+    }
+
+    /// Returns the name of a function by its number.
+    pub fn function(&self, number: u16) -> Option<&str> {
+        self.functions.get(&number).map(|function| function.name.as_str())
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::{super::symbols::SymbolTable, *};
+
+    /// Returns the setup of two CPUs and 1G.
+    pub fn setup() -> Setup {
+        let map = "ffff800010001000 t kvm_vm_ioctl\nffff800010002000 t kvm_init_stage2_mmu\n\
+                   ffff800010003000 t kvm_pgtable_stage2_destroy\n";
+        let linux: LinuxVersion = "5.10".parse().unwrap();
+        let hypervisor = Hypervisor::new(linux, &SymbolTable::parse(map));
+        let hardware = Hardware { cpu: "neoverse-n1", cpus: 2, memory: Bytes::gib(1) };
+        Setup::new(linux, &hypervisor, hardware)
+    }
+
+    #[test]
+    fn the_text_of_a_setup_restores_the_machine() {
+        let setup = setup();
+
+        let text = serde_json::to_string(&setup).unwrap();
+        let restored: Setup = serde_json::from_str(&text).unwrap();
+
+        assert_eq!(restored, setup);
+        let machine = restored.machine();
+        assert_eq!(machine.memory, (PhysAddr(0x4000_0000), 1 << 30));
+        assert_eq!(machine.hypervisor.functions, BTreeMap::from([(1, Role::Call)]));
+        assert!(machine.disabled_rules.contains(&Rule::OutsideSlot));
+        assert!(!machine.disabled_rules.contains(&Rule::BreakBeforeMake));
+        assert_eq!(restored.function(2), Some("kvm_init_stage2_mmu"));
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Functions of a kernel by address, from its `System.map`.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+/// Alignment of a kernel's image, at which virtual, physical and hypervisor addresses are equal.
+const IMAGE_ALIGNMENT: u64 = 2 << 20;
+
+/// Place in a function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Name of the function, without the suffix of a part that the compiler has split off.
+    pub function: String,
+    /// Bytes from its first instruction.
+    pub offset: u64,
+}
+
+/// Text symbols of a kernel.
+#[derive(Debug, Default)]
+pub struct SymbolTable {
+    /// Addresses and names, sorted.
+    symbols: Vec<(u64, String)>,
+    /// Code that runs at EL2 without VHE, which has other addresses there.
+    nvhe_text: Option<Range<u64>>,
+}
+
+impl SymbolTable {
+    /// Parses a `System.map`.
+    pub fn parse(system_map: &str) -> Self {
+        let mut table = Self::default();
+        let (mut nvhe_start, mut nvhe_end) = (None, None);
+        for line in system_map.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let (Some(address), Some(kind), Some(name)) =
+                (words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            let Ok(address) = u64::from_str_radix(address, 16) else { continue };
+            match name {
+                "__hyp_text_start" => nvhe_start = Some(address),
+                "__hyp_text_end" => nvhe_end = Some(address),
+                _ => {}
+            }
+            // `$x` marks code and `$d` data; they are no functions.
+            if matches!(kind, "t" | "T" | "w" | "W") && !name.starts_with('$') {
+                table.symbols.push((address, name.to_owned()));
+            }
+        }
+        table.symbols.sort();
+        table.nvhe_text = nvhe_start.zip(nvhe_end).map(|(start, end)| start..end);
+        table
+    }
+
+    /// Returns the addresses of a function.
+    pub fn range(&self, name: &str) -> Option<Range<u64>> {
+        let (start, _) = *self.symbols.iter().find(|(_, symbol)| symbol == name)?;
+        let next = self.symbols.partition_point(|(address, _)| *address <= start);
+        let end = self.symbols.get(next).map_or(start + 4, |(address, _)| *address);
+        Some(start..end)
+    }
+
+    /// Returns the place of an instruction.
+    pub fn place(&self, address: u64) -> Option<Place> {
+        let address = self.kernel_address(address)?;
+        let next = self.symbols.partition_point(|(start, _)| *start <= address);
+        let (start, name) = self.symbols.get(next.checked_sub(1)?)?;
+        let function = name.split('.').next().unwrap_or(name);
+        let function = function.strip_prefix("__kvm_nvhe_").unwrap_or(function);
+        Some(Place { function: function.to_owned(), offset: address - start })
+    }
+
+    /// Returns the address in the kernel's image of an instruction that may run at EL2.
+    fn kernel_address(&self, address: u64) -> Option<u64> {
+        if address >> 63 == 1 {
+            return Some(address);
+        }
+        let text = self.nvhe_text.as_ref()?;
+        let kernel_address = (text.start & !(IMAGE_ALIGNMENT - 1)) + address % IMAGE_ALIGNMENT;
+        let candidates = [kernel_address, kernel_address + IMAGE_ALIGNMENT];
+        candidates.into_iter().find(|address| text.contains(address))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAP: &str = "ffff800010000000 T _text\n\
+                       ffff800010000000 t $x\n\
+                       ffff800010001000 t stage2_map_walk_leaf\n\
+                       ffff800010001040 t stage2_map.part.0.isra.0\n\
+                       ffff8000101ff000 T __hyp_text_start\n\
+                       ffff8000101ff000 t __kvm_nvhe___tlb_switch_to_guest\n\
+                       ffff800010200800 t __kvm_nvhe___kvm_tlb_flush_vmid\n\
+                       ffff800010201000 T __hyp_text_end\n\
+                       ffff800010300000 D data\n";
+
+    fn place(address: u64) -> Option<(String, u64)> {
+        SymbolTable::parse(MAP).place(address).map(|place| (place.function, place.offset))
+    }
+
+    #[test]
+    fn an_address_is_named_by_the_symbol_before_it_without_suffixes() {
+        assert_eq!(place(0xffff_8000_1000_1010), Some(("stage2_map_walk_leaf".to_owned(), 0x10)));
+        assert_eq!(place(0xffff_8000_1000_1044), Some(("stage2_map".to_owned(), 4)));
+        assert_eq!(place(0xffff_8000_0000_0000), None);
+    }
+
+    #[test]
+    fn code_at_el2_is_found_modulo_the_alignment_of_the_image() {
+        let name = |name: &str| Some((name.to_owned(), 8));
+
+        assert_eq!(place(0x7f00_401f_f008), name("__tlb_switch_to_guest"));
+        assert_eq!(place(0x7f00_4020_0808), name("__kvm_tlb_flush_vmid"));
+        assert_eq!(place(0x7f00_4010_0000), None);
+    }
+
+    #[test]
+    fn a_function_ends_at_the_next_symbol() {
+        let table = SymbolTable::parse(MAP);
+
+        let range = table.range("stage2_map_walk_leaf");
+
+        assert_eq!(range, Some(0xffff_8000_1000_1000..0xffff_8000_1000_1040));
+        assert_eq!(table.range("stage2_map"), None);
+    }
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A kernel whose stage-2 tables are checked while a job runs.
+
+use std::{fs, path::Path};
+
+use crate::{
+    check::{
+        Hardware, Places, Setup,
+        hypervisor::Hypervisor,
+        observation::{Check, FIFO, observe},
+    },
+    command::CommandError,
+    host::emulator::path_option,
+    jobs::matrix::PlannedJob,
+    kernel::Kernel,
+    values::LinuxVersion,
+};
+
+/// Functions of a kernel that the checker has to observe.
+#[derive(Debug)]
+pub struct ObservedKernel {
+    version: LinuxVersion,
+    places: Places,
+    hypervisor: Hypervisor,
+}
+
+impl ObservedKernel {
+    /// Reads version and symbols of a kernel. A kernel that is not built yet, in a dry run, has none.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the kernel has no `System.map`.
+    pub fn open(kernel: &Kernel) -> Result<Self, CommandError> {
+        let is_built = kernel.image.is_file();
+        let map = match (&kernel.system_map, is_built) {
+            (Some(path), _) => {
+                fs::read(path).map_err(|error| CommandError::file("read", path, error))?
+            }
+            (None, false) => Vec::new(),
+            (None, true) => {
+                let missing = std::io::Error::new(
+                    std::io::ErrorKind::NotFound,
+                    "the checker needs the System.map of the kernel beside its image",
+                );
+                return Err(CommandError::file("check", &kernel.image, missing));
+            }
+        };
+        let version = if is_built { kernel.version()? } else { LinuxVersion::OLDEST };
+        let places = Places::of_system_map(&String::from_utf8_lossy(&map));
+        let hypervisor = Hypervisor::new(version, places.symbols());
+        Ok(Self { version, places, hypervisor })
+    }
+
+    /// Returns the arguments of the plugin for the trace of a job, each after a comma.
+    pub fn plugin_arguments(&self, directory: &Path) -> String {
+        path_option(",trace=", &directory.join(FIFO)) + &self.hypervisor.plugin_arguments()
+    }
+
+    /// Runs the emulator of a job and checks its trace.
+    ///
+    /// # Errors
+    /// The findings cannot be written.
+    pub fn run<T>(
+        &self,
+        job: &PlannedJob,
+        directory: &Path,
+        keeps_trace: bool,
+        emulator: impl FnOnce() -> T,
+    ) -> Result<T, CommandError> {
+        let machine = &job.machine;
+        let hardware = Hardware { cpu: &machine.cpu, cpus: machine.cpus, memory: machine.memory };
+        let setup = Setup::new(self.version, &self.hypervisor, hardware);
+        observe(Check::new(setup, &self.places), directory, keeps_trace, emulator)
+    }
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Options of `granule lab check`.
+
+use std::{convert::Infallible, path::PathBuf, str::FromStr};
+
+use clap::ValueEnum;
+use granule_types::backing::Backing;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    CommonOptions, GuestMatrix, Matrix, Options, ReportOptions, SelftestOptions, TestProgram,
+    Workload,
+    workload::{Load, ProgramMatrix, ProgramPlace},
+};
+use crate::{LabError, host::program::Program, values::LinuxVersion};
+
+/// Options of `granule lab check` beyond those of every run.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Workload")]
+pub struct CheckArgs {
+    /// Load of the host: bench, kvm_page_table_test, guest (boot of a Linux guest), selftests, one
+    /// selftest with its arguments, or the path of a static arm64 program
+    #[arg(long, value_name = "TEST", default_value = "bench")]
+    test: CheckedTest,
+    /// Additional argument of `granule bench`, of `granule run` (guest) or of the program
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    test_arg: Vec<String>,
+    /// Run the selftests of Debian's linux-source-VERSION [default: those of the last kernel's tree]
+    #[arg(long, value_name = "VERSION")]
+    tests_of: Option<LinuxVersion>,
+    #[command(flatten)]
+    load: Load,
+    #[command(flatten)]
+    check: CheckOptions,
+}
+
+/// Checks of a run and their report.
+#[derive(Debug, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Check")]
+pub struct CheckOptions {
+    /// Keep the trace of each job, compressed, for `granule check`
+    #[arg(long)]
+    pub(crate) keep_trace: bool,
+    #[command(flatten)]
+    pub(crate) report: FindingsOptions,
+}
+
+/// Report of findings.
+#[derive(Debug, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Check")]
+pub struct FindingsOptions {
+    /// Accept the findings in this file, of lines 'RULE FUNCTION[,FUNCTION…] # REASON'
+    #[arg(long, value_name = "FILE")]
+    pub(crate) suppress: Option<PathBuf>,
+    /// Format of the printed report; a run directory contains all of them
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: CheckFormat,
+}
+
+/// Format of the report of a check.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckFormat {
+    /// Plain text
+    #[default]
+    Text,
+    /// JSON lines: a summary, then each finding
+    Json,
+    /// SARIF 2.1.0
+    Sarif,
+}
+
+/// Load of a checked host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum CheckedTest {
+    Bench,
+    KernelPageTableTest,
+    Guest,
+    AllSelftests,
+    /// Name and arguments.
+    Selftest(String),
+    Program(PathBuf),
+}
+
+impl FromStr for CheckedTest {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "bench" => Self::Bench,
+            "kvm_page_table_test" | "upstream" => Self::KernelPageTableTest,
+            "guest" => Self::Guest,
+            "selftests" => Self::AllSelftests,
+            path if path.split(' ').next().is_some_and(|word| word.contains('/')) => {
+                Self::Program(PathBuf::from(path))
+            }
+            selftest => Self::Selftest(selftest.to_owned()),
+        })
+    }
+}
+
+impl Options {
+    /// Returns a run whose jobs are checked: by default the page-table test with 4 vCPUs and 16M, in
+    /// base pages and in hugetlb pages of a block.
+    ///
+    /// # Errors
+    /// The page size of the kernels is unknown, or the emulated host cannot execute the program.
+    pub fn check(common: CommonOptions, args: CheckArgs) -> Result<Self, LabError> {
+        let CheckArgs { test, test_arg, tests_of, load, check } = args;
+        if !test_arg.is_empty()
+            && matches!(test, CheckedTest::AllSelftests | CheckedTest::Selftest(_))
+        {
+            return Err(LabError::Unusable(
+                "--test-arg has no effect on selftests: set --test 'NAME ARGUMENTS'".to_owned(),
+            ));
+        }
+        let small = Matrix::smoke(common.kernels.build.page_size()?);
+        let workload = match test {
+            CheckedTest::Bench | CheckedTest::KernelPageTableTest => {
+                let test = match test {
+                    CheckedTest::Bench => TestProgram::Bench,
+                    _ => TestProgram::KernelPageTableTest,
+                };
+                let load = load.or(small.load);
+                Workload::PageTableTest(Matrix { test, load, bench_arg: test_arg, ..small })
+            }
+            CheckedTest::Guest => {
+                let load = load.or(small.load.without_size());
+                Workload::Guest(GuestMatrix { distribution: None, load, run_arg: test_arg })
+            }
+            CheckedTest::AllSelftests => {
+                Workload::Selftests(SelftestOptions { tests: Vec::new(), tests_of })
+            }
+            CheckedTest::Selftest(test) => {
+                Workload::Selftests(SelftestOptions { tests: vec![test], tests_of })
+            }
+            CheckedTest::Program(path) => Workload::Program(ProgramMatrix {
+                program: Program::open(&path)?,
+                place: ProgramPlace::Host,
+                load: load.with_one_job(Backing::Anonymous),
+                run_arg: Vec::new(),
+                arguments: test_arg,
+            }),
+        };
+        Ok(Self { common, workload, report: ReportOptions::default(), check: Some(check) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::{jobs::matrix, values::PageSize};
+
+    #[derive(Debug, Parser)]
+    struct TestArgs {
+        #[command(flatten)]
+        common: CommonOptions,
+        #[command(flatten)]
+        args: CheckArgs,
+    }
+
+    fn options(words: &[&str]) -> Result<Options, String> {
+        let args = TestArgs::try_parse_from([&["check"], words].concat());
+        let TestArgs { common, args } = args.map_err(|error| error.to_string())?;
+        Options::check(common, args).map_err(|error| error.to_string())
+    }
+
+    fn job_names(words: &[&str]) -> Vec<String> {
+        let tests = [("/x/dirty_log_test".into(), Vec::new())];
+        let jobs = matrix::jobs(&options(words).unwrap(), PageSize::Kib4, &tests);
+        jobs.into_iter().map(|job| job.name).collect()
+    }
+
+    #[test]
+    fn a_test_selects_the_jobs() {
+        let pair = ["anonymous-16M-4v-seed0", "anonymous_hugetlb_2mb-16M-4v-seed0"];
+        assert_eq!(job_names(&[]), pair);
+        assert_eq!(job_names(&["-s", "thp", "-v", "2", "-b", "4M"]), ["anonymous_thp-4M-2v-seed0"]);
+        let guests = ["guest-anonymous-128M-4v-seed0", "guest-anonymous_hugetlb_2mb-128M-4v-seed0"];
+        assert_eq!(job_names(&["--test", "guest"]), guests);
+        assert_eq!(job_names(&["--test", "dirty_log_test -i 2"]), ["dirty_log_test"]);
+    }
+
+    #[test]
+    fn the_arguments_of_a_selftest_follow_its_name() {
+        let error = options(&["--test", "dirty_log_test", "--test-arg=-i"]).unwrap_err();
+
+        assert!(error.contains("--test 'NAME ARGUMENTS'"), "{error}");
+        assert!(options(&["--test", "/no/program"]).unwrap_err().contains("/no/program"));
+    }
+}
