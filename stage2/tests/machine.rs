@@ -334,3 +334,49 @@ fn rules_without_a_function_are_unchecked() {
     assert!(is_unchecked(&none, Rule::WrongReferences) && !is_unchecked(&none, Rule::WrongTtl));
     assert!(!is_unchecked(&dirty, Rule::NotMarkedDirty) && is_unchecked(&dirty, Rule::StaleLookUp));
 }
+
+#[test]
+fn tables_of_the_host_and_of_nested_guests_are_counted_and_not_checked() {
+    let host = SHARED.replace("vttbr 1000041180000", "vttbr 41180000");
+    let both = "
+0 table 42180000 1 -
+0 vttbr 2000042180000
+0 isb
+1 word 50000000 200 0
+0 word 50000000 0 ff
+0 store 42180000 0 40000041a007ff plain @1
+0 store 42180000 40000041a007ff 40000041c007ff plain @1
+0 word 50000000 ff 0
+";
+    let totals = |trace: &str| {
+        let observer = observe(trace, LockType::ReaderWriter);
+        let totals = observer.totals();
+        (totals.guests, totals.host, totals.shadows, observer.findings().len())
+    };
+    let found = totals(SHARED).3;
+
+    assert_eq!(totals(&host), (0, 1, 0, 0));
+    assert_eq!(totals(&[SHARED, both].concat()), (2, 0, 1, found));
+}
+
+#[test]
+fn tables_of_16k_and_64k_are_checked() {
+    // 40 address bits from level 2: VTCR_EL2 with TG0 and SL0, the table, the bytes of a page.
+    for (vtcr, table, size) in
+        [(0x8002_a558_u64, 0x4118_4000_u64, 0x4000), (0x8002_6558, 0x4119_0000, 0x1_0000)]
+    {
+        let trace = |cleaned: u64| {
+            format!(
+                "0 stack 1 ffff800010053174\n0 vtcr {vtcr:x}\n0 hcr 488000000\n\
+                 0 table 40800000 2 -\n0 vttbr 1000040800000\n0 isb\n0 word 50000000 0 1\n\
+                 0 dc civac 41a00000 {cleaned:x} @1\n0 dsb sy\n0 table {table:x} 3 -\n\
+                 0 store 40800000 0 {:x} release @1\n\
+                 0 store {table:x} 0 40000041a007ff plain @1\n0 word 50000000 1 0\n",
+                table | 3,
+            )
+        };
+
+        assert_eq!(rules(&trace(size)), []);
+        assert_eq!(rules(&trace(size / 2)), [Rule::UncleanReachable]);
+    }
+}

@@ -26,6 +26,8 @@ pub(super) struct Guest {
     pub(super) checker: Checker,
     /// Address of the lock's word, from the first store on that was made under a lock.
     pub(super) lock: Option<PhysAddr>,
+    /// Indicates that an earlier guest has the same lock: the tables are those of a nested guest.
+    pub(super) is_shadow: bool,
     /// The holds on the lock that the checker knows.
     holds: Vec<Option<Hold>>,
     /// The CPU and the call stack of the last store that unmapped a leaf.
@@ -38,7 +40,8 @@ impl Guest {
         let setup = Setup { geometry, features, vmid: OWN, root: root_table, cpus };
         let mut checker = Checker::new(setup);
         checker.defer_restrictions();
-        Self { root, checker, lock: None, holds: vec![None; usize::from(cpus)], last_unmap: None }
+        let holds = vec![None; usize::from(cpus)];
+        Self { root, checker, lock: None, is_shadow: false, holds, last_unmap: None }
     }
 
     pub(super) fn check(&mut self, cpu: u8, action: Action) {

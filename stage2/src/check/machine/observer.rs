@@ -24,7 +24,7 @@ use crate::{
     descriptor::Descriptor,
     engine::Features,
     geometry::Geometry,
-    operations::Dsb,
+    operations::{Dsb, Vmid},
 };
 
 /// Events after which the state of tables that no CPU can reach is removed, so that the memory of
@@ -53,6 +53,10 @@ pub struct Totals {
     pub guests: u64,
     /// Stage-2 tables that cannot be checked: reserved geometry.
     pub unsupported: u64,
+    /// Stage-2 tables of the host itself (VMID 0), as with protected KVM, which are not checked.
+    pub host: u64,
+    /// Stage-2 tables under the lock of another one, as for nested guests, whose findings are dropped.
+    pub shadows: u64,
     /// Stores to linked tables.
     pub stores: u64,
     /// Linked tables whose contents are not in the trace.
@@ -71,6 +75,8 @@ pub struct Observer {
     guests: BTreeMap<usize, Guest>,
     by_root: BTreeMap<PhysAddr, usize>,
     unsupported_roots: BTreeSet<PhysAddr>,
+    /// Roots that no CPU has selected with another VMID than 0.
+    host_roots: BTreeSet<PhysAddr>,
     pages: Option<Pages>,
     locks: BTreeMap<PhysAddr, Lock>,
     stacks: BTreeMap<u32, Vec<u64>>,
@@ -92,6 +98,7 @@ impl Observer {
             guests: BTreeMap::new(),
             by_root: BTreeMap::new(),
             unsupported_roots: BTreeSet::new(),
+            host_roots: BTreeSet::new(),
             pages: None,
             locks: BTreeMap::new(),
             stacks: BTreeMap::new(),
@@ -115,8 +122,8 @@ impl Observer {
     }
 
     /// Returns what has been seen.
-    pub const fn totals(&self) -> Totals {
-        self.totals
+    pub fn totals(&self) -> Totals {
+        Totals { host: self.host_roots.len() as u64, ..self.totals }
     }
 
     /// Checks the next event. An event of a CPU that does not exist is ignored.
@@ -216,7 +223,8 @@ impl Observer {
         let vmid = self.registers[usize::from(event.cpu)].vmid();
         for guest in self.guests.values_mut() {
             for mut violation in guest.checker.take_violations() {
-                if self.machine.disabled_rules.contains(&violation.rule)
+                if guest.is_shadow
+                    || self.machine.disabled_rules.contains(&violation.rule)
                     || (guest.lock.is_none() && violation.rule.requires_lock())
                 {
                     continue;
@@ -243,8 +251,13 @@ impl Observer {
             && !self.by_root.contains_key(&root)
             && !self.unsupported_roots.contains(&root)
         {
+            let is_host = registers.vmid() == Vmid(0);
             match registers.geometry() {
-                Some(geometry) => self.add_guest(cpu, root, geometry),
+                _ if is_host => drop(self.host_roots.insert(root)),
+                Some(geometry) => {
+                    self.host_roots.remove(&root);
+                    self.add_guest(cpu, root, geometry);
+                }
                 None => {
                     self.unsupported_roots.insert(root);
                     self.totals.unsupported += 1;
@@ -406,14 +419,13 @@ impl Observer {
         if self.guests.get(&number).is_none_or(|guest| guest.lock.is_some()) {
             return;
         }
-        let taken: BTreeSet<_> = self.guests.values().filter_map(|guest| guest.lock).collect();
-        let held = self
-            .locks
-            .iter()
-            .filter(|(word, lock)| !taken.contains(word) && lock.hold(usize::from(cpu)).is_some())
-            .max_by_key(|(_, lock)| lock.changed_at());
-        if let (Some((word, lock)), Some(guest)) = (held, self.guests.get_mut(&number)) {
-            guest.lock = Some(*word);
+        let held = self.locks.iter().filter(|(_, lock)| lock.hold(usize::from(cpu)).is_some());
+        let Some((word, lock)) = held.max_by_key(|(_, lock)| lock.changed_at()) else { return };
+        let (word, is_shadow) = (*word, self.has_lock(*word));
+        self.totals.shadows += u64::from(is_shadow);
+        if let Some(guest) = self.guests.get_mut(&number) {
+            guest.lock = Some(word);
+            guest.is_shadow = is_shadow;
             guest.update_lock(lock);
         }
     }
@@ -426,11 +438,17 @@ impl Observer {
         self.calls.enter(at, role, arguments, &mut self.guests);
     }
 
+    fn has_lock(&self, word: PhysAddr) -> bool {
+        self.guests.values().any(|guest| guest.lock == Some(word))
+    }
+
     /// Ends the checks of a guest: its tables are freed without the lock.
     fn free(&mut self, root: PhysAddr) {
+        self.host_roots.remove(&root);
+        self.unsupported_roots.remove(&root);
         let Some(number) = self.by_root.remove(&root) else { return };
         let lock = self.guests.remove(&number).and_then(|guest| guest.lock);
-        if let Some(word) = lock {
+        if let Some(word) = lock.filter(|word| !self.has_lock(*word)) {
             self.locks.remove(&word);
         }
         if let Some(pages) = &mut self.pages {
