@@ -55,9 +55,26 @@ enum Lock {
 #[serde(deny_unknown_fields)]
 struct Function {
     name: String,
-    /// Indicates that restrictions of entries are complete when the outermost call returns.
-    is_call: bool,
+    role: Option<FunctionRole>,
 }
+
+/// Text form of a [`Role`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", remote = "Role")]
+enum RoleText {
+    Call,
+    Abort,
+    MarkDirty { argument: u8 },
+    LookUp,
+    ReadSequence,
+    ChangeSequence,
+    Allocate { has_size: bool },
+    GetTable,
+    PutTable,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct FunctionRole(#[serde(with = "RoleText")] Role);
 
 /// A rule that is not applied.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -70,12 +87,12 @@ impl Setup {
     /// Returns the setup of a job. The number of CPUs is limited to that of the checker.
     pub fn new(linux: LinuxVersion, hypervisor: &Hypervisor, hardware: Hardware<'_>) -> Self {
         let functions = hypervisor.functions.iter().filter_map(|function| {
-            let is_call = match function.used_for {
-                Use::Role(Role::Call) => true,
-                Use::Lock(_) => false,
+            let role = match function.used_for {
+                Use::Role(role) => Some(FunctionRole(role)),
+                Use::Lock(_) => None,
                 Use::Free(_) => return None,
             };
-            Some((function.number, Function { name: function.name.to_owned(), is_call }))
+            Some((function.number, Function { name: function.name.to_owned(), role }))
         });
         let unapplied = hypervisor.unapplied.iter();
         Self {
@@ -99,7 +116,9 @@ impl Setup {
     pub fn machine(&self) -> Machine {
         let is_disabled =
             |rule: &&Rule| self.unapplied.iter().any(|unapplied| unapplied.rule == rule.name());
-        let calls = self.functions.iter().filter(|(_, function)| function.is_call);
+        let roles = self.functions.iter().filter_map(|(number, function)| {
+            function.role.map(|FunctionRole(role)| (*number, role))
+        });
         Machine {
             cpus: self.cpus,
             memory: (PhysAddr(MEMORY_START), self.memory.0),
@@ -109,7 +128,7 @@ impl Setup {
                     Lock::ReaderWriter => LockType::ReaderWriter,
                 },
                 locked_entry: self.locked_entry,
-                functions: calls.map(|(number, _)| (*number, Role::Call)).collect(),
+                functions: roles.collect(),
             },
             disabled_rules: Rule::ALL.iter().filter(is_disabled).copied().collect::<BTreeSet<_>>(),
         }
