@@ -40,6 +40,8 @@ pub struct Summary {
     /// one.
     pub gaps: u64,
     pub unapplied: Vec<Unapplied>,
+    /// Observed functions that the kernel lacks.
+    pub missing: Vec<String>,
 }
 
 /// A violated rule and its place in the kernel.
@@ -160,6 +162,7 @@ impl Checked {
                 stores: totals.stores,
                 gaps: totals.unknown_tables + totals.unexpected_values,
                 unapplied: setup.unapplied.clone(),
+                missing: setup.missing.clone(),
             },
             defects: findings.iter().map(defect).collect(),
         }
@@ -232,6 +235,7 @@ pub mod tests {
             stores: 10,
             gaps: 0,
             unapplied: Vec::new(),
+            missing: vec!["hva_to_pfn".to_owned()],
         };
         Checked { summary, defects }
     }

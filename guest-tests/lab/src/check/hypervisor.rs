@@ -3,15 +3,12 @@
 //! the functions whose calls it observes.
 //!
 //! To support another version, add a row to [`GENERATIONS`]; to observe another function, add a row
-//! to [`HOOKS`]. If a kernel lacks the function of a row, the rules of this row are not applied, and
-//! the report names both.
+//! to [`HOOKS`]. If a kernel lacks the functions that a rule needs, the rule is not applied, and the
+//! report names both.
 
-use granule_stage2::check::{
-    Rule,
-    machine::{LockType, Role},
-};
+use granule_stage2::check::machine::{LockType, Role};
 
-use super::symbols::SymbolTable;
+use super::code::Code;
 use crate::values::LinuxVersion;
 
 /// Properties of stage-2 tables from a version on.
@@ -48,7 +45,7 @@ const GENERATIONS: [Generation; 4] = [
 /// Use of an observed function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// Events with this role: its calls.
+    /// Events with this role.
     Role(Role),
     /// Address of mmu_lock: its first argument plus these bytes.
     Lock(u64),
@@ -56,113 +53,126 @@ pub enum Use {
     Free(u64),
 }
 
-/// A function whose calls are observed.
-#[derive(Debug)]
-pub struct Hook {
-    /// Names in different versions. The first one that the kernel has is observed.
-    symbols: &'static [&'static str],
-    used_for: Use,
-    /// Rules that are not applied without the function.
-    rules: &'static [Rule],
+/// Observed part of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Calls and returns.
+    Calls,
+    /// Calls alone.
+    Entries,
+    /// The increment of the invalidation sequence.
+    SequenceIncrement,
+    /// Loads of the invalidation sequence.
+    SequenceLoads,
 }
 
-/// Observed functions, numbered from 1 in this order.
-const HOOKS: [Hook; 3] = [
-    Hook {
-        symbols: &["kvm_vm_ioctl"],
-        used_for: Use::Role(Role::Call),
-        rules: &[Rule::ReductionNotComplete],
-    },
+/// A function that is observed.
+#[derive(Debug)]
+struct Hook {
+    /// First version with this row, and first version without it.
+    versions: ((u32, u32), (u32, u32)),
+    symbol: &'static str,
+    part: Part,
+    used_for: Use,
+}
+
+const ALL: ((u32, u32), (u32, u32)) = ((0, 0), (u32::MAX, 0));
+const BEFORE_5_13: ((u32, u32), (u32, u32)) = ((0, 0), (5, 13));
+const SINCE_5_13: ((u32, u32), (u32, u32)) = ((5, 13), (u32::MAX, 0));
+
+const fn hook(symbol: &'static str, part: Part, used_for: Use) -> Hook {
+    Hook { versions: ALL, symbol, part, used_for }
+}
+
+const fn role(symbol: &'static str, part: Part, role: Role) -> Hook {
+    hook(symbol, part, Use::Role(role))
+}
+
+/// Observed functions. A kernel may lack some of them: others have their names in other versions, or
+/// the compiler has inlined them.
+const HOOKS: [Hook; 18] = [
+    role("kvm_vm_ioctl", Part::Calls, Role::Call),
+    role("kvm_handle_guest_abort", Part::Calls, Role::Abort),
     // Its first argument is struct kvm, which begins with mmu_lock.
+    hook("kvm_init_stage2_mmu", Part::Entries, Use::Lock(0)),
+    // Their first argument is struct kvm_pgtable, whose second word is the root. A kernel that has
+    // the first one frees all tables with it.
+    hook("kvm_pgtable_stage2_destroy_range", Part::Entries, Use::Free(8)),
+    hook("kvm_pgtable_stage2_destroy", Part::Entries, Use::Free(8)),
     Hook {
-        symbols: &["kvm_init_stage2_mmu"],
-        used_for: Use::Lock(0),
-        rules: &[Rule::LockDiscipline, Rule::SharedStore, Rule::VmidNotRestored],
+        versions: BEFORE_5_13,
+        ..role("mark_page_dirty", Part::Entries, Role::MarkDirty { argument: 1 })
     },
-    // Its first argument is struct kvm_pgtable, whose second word is the root.
     Hook {
-        symbols: &["kvm_pgtable_stage2_destroy_range", "kvm_pgtable_stage2_destroy"],
-        used_for: Use::Free(8),
-        rules: &[],
+        versions: SINCE_5_13,
+        ..role("mark_page_dirty_in_slot", Part::Entries, Role::MarkDirty { argument: 2 })
     },
+    role("hva_to_pfn", Part::Calls, Role::LookUp),
+    role("stage2_memcache_zalloc_page", Part::Calls, Role::Allocate { has_size: false }),
+    role("kvm_s2_zalloc_pages_exact", Part::Calls, Role::Allocate { has_size: true }),
+    role("kvm_host_get_page", Part::Entries, Role::GetTable),
+    role("kvm_s2_put_page", Part::Entries, Role::PutTable),
+    role("kvm_host_put_page", Part::Entries, Role::PutTable),
+    // mmu_notifier_seq, since 6.0 mmu_invalidate_seq.
+    role(SEQUENCE_CHANGES[0], Part::SequenceIncrement, Role::ChangeSequence),
+    role(SEQUENCE_CHANGES[1], Part::SequenceIncrement, Role::ChangeSequence),
+    role(SEQUENCE_CHANGES[2], Part::SequenceIncrement, Role::ChangeSequence),
+    role("kvm_handle_guest_abort", Part::SequenceLoads, Role::ReadSequence),
+    role("user_mem_abort", Part::SequenceLoads, Role::ReadSequence),
 ];
 
-/// Rules about events that no hook observes, and the reason.
-const UNOBSERVED: [(&[Rule], &str); 4] = [
-    (&[Rule::OutsideSlot, Rule::DeviceCmo], "memslots are not observed"),
-    (
-        &[Rule::NotMarkedDirty, Rule::LogReadTooEarly],
-        "marks and reads of the dirty bitmap are not observed",
-    ),
-    (
-        &[Rule::StaleLookUp, Rule::ReusedWhileReachable],
-        "page lookups and mmu_notifier calls are not observed",
-    ),
-    (
-        &[
-            Rule::FreedWhileWalked,
-            Rule::FreedInGracePeriod,
-            Rule::WrongReferences,
-            Rule::SleepUnderLock,
-            Rule::EmptyMemcache,
-            Rule::NoProgress,
-        ],
-        "allocations, page counts, shared walks and aborts are not observed",
-    ),
-];
+/// Functions that increment the invalidation sequence, in different versions.
+const SEQUENCE_CHANGES: [&str; 3] =
+    ["kvm_mmu_notifier_invalidate_range_end", "kvm_dec_notifier_count", "kvm_mmu_invalidate_end"];
 
-/// An observed function of a kernel.
+/// An observed function of a kernel, or one of its instructions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedFunction {
     /// Number in the trace.
     pub number: u16,
     pub name: &'static str,
     pub start: u64,
+    /// End, or `start` for an instruction.
     pub end: u64,
     pub used_for: Use,
 }
-
-/// A rule that is not applied to a kernel, and the reason.
-pub type UnappliedRule = (Rule, String);
 
 /// KVM of one kernel.
 #[derive(Debug)]
 pub struct Hypervisor {
     pub generation: &'static Generation,
     pub functions: Vec<ObservedFunction>,
-    /// In the order of the rules.
-    pub unapplied: Vec<UnappliedRule>,
+    /// Functions that the kernel lacks.
+    pub missing: Vec<&'static str>,
 }
 
 impl Hypervisor {
-    /// Returns KVM of a kernel with this version and these symbols.
-    pub fn new(version: LinuxVersion, symbols: &SymbolTable) -> Self {
-        let LinuxVersion { major, minor } = version;
+    /// Returns KVM of a kernel with this version and code.
+    pub fn new(version: LinuxVersion, code: Code<'_>) -> Self {
+        let version = (version.major, version.minor);
         let mut rows = GENERATIONS.iter().rev();
-        let generation = rows.find(|row| row.since <= (major, minor)).unwrap_or(&GENERATIONS[0]);
-        let mut functions = Vec::new();
-        let mut unapplied: Vec<UnappliedRule> = Vec::new();
-        for (number, hook) in (1..).zip(&HOOKS) {
-            let found = hook.symbols.iter().find_map(|name| Some((*name, symbols.range(name)?)));
-            match found {
-                Some((name, range)) => functions.push(ObservedFunction {
-                    number,
-                    name,
-                    start: range.start,
-                    end: range.end,
-                    used_for: hook.used_for,
-                }),
-                None => {
-                    let reason = format!("the kernel lacks {}", hook.symbols.join(" and "));
-                    unapplied.extend(hook.rules.iter().map(|rule| (*rule, reason.clone())));
-                }
+        let generation = rows.find(|row| row.since <= version).unwrap_or(&GENERATIONS[0]);
+        let sequence = SEQUENCE_CHANGES.iter().find_map(|name| code.first_increment(name));
+        let mut functions: Vec<ObservedFunction> = Vec::new();
+        let mut missing = Vec::new();
+        let applies = |hook: &&Hook| (hook.versions.0..hook.versions.1).contains(&version);
+        for hook in HOOKS.iter().filter(applies) {
+            if matches!(hook.used_for, Use::Free(_))
+                && functions.iter().any(|one| one.used_for == hook.used_for)
+            {
+                continue;
+            }
+            let ranges = ranges(hook, code, sequence.map(|increment| increment.offset));
+            if ranges.is_empty() && matches!(hook.part, Part::Calls | Part::Entries) {
+                missing.push(hook.symbol);
+            }
+            for (start, end) in ranges {
+                let number = u16::try_from(functions.len() + 1).unwrap_or(u16::MAX);
+                let (name, used_for) = (hook.symbol, hook.used_for);
+                functions.push(ObservedFunction { number, name, start, end, used_for });
             }
         }
-        for (rules, reason) in UNOBSERVED {
-            unapplied.extend(rules.iter().map(|rule| (*rule, reason.to_owned())));
-        }
-        unapplied.sort();
-        Self { generation, functions, unapplied }
+        Self { generation, functions, missing }
     }
 
     /// Returns the arguments of the plugin that report these functions, each after a comma.
@@ -171,6 +181,9 @@ impl Hypervisor {
         for ObservedFunction { number, start, end, used_for, .. } in &self.functions {
             let function = format!(",function={number}:{start:x}:{end:x}");
             arguments += &match used_for {
+                Use::Role(Role::Allocate { .. } | Role::GetTable | Role::PutTable) => {
+                    format!("{function},physical={number}")
+                }
                 Use::Role(_) => function,
                 Use::Lock(offset) => format!("{function},lock={number}:{offset:x}"),
                 Use::Free(offset) => format!(",free={start:x}:{offset:x}"),
@@ -180,22 +193,43 @@ impl Hypervisor {
     }
 }
 
+/// Returns the addresses of the observed part of a function; `sequence` is the offset of the
+/// invalidation sequence in its structure.
+fn ranges(hook: &Hook, code: Code<'_>, sequence: Option<u64>) -> Vec<(u64, u64)> {
+    let range = code.symbols.range(hook.symbol);
+    match hook.part {
+        Part::Calls => range.iter().map(|range| (range.start, range.end)).collect(),
+        Part::Entries => range.iter().map(|range| (range.start, range.start)).collect(),
+        Part::SequenceIncrement => {
+            let increment = code.first_increment(hook.symbol);
+            increment.iter().map(|found| (found.address, found.address)).collect()
+        }
+        Part::SequenceLoads => {
+            let loads = sequence.map(|offset| code.loads(hook.symbol, offset));
+            loads.into_iter().flatten().map(|address| (address, address)).collect()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::symbols::SymbolTable;
 
     const MAP: &str = "ffff8000100234b0 t kvm_vm_ioctl\nffff800010024000 t next\n\
                        ffff80001002e150 T kvm_init_stage2_mmu\nffff80001002e200 t next\n\
-                       ffff800010053f30 T kvm_pgtable_stage2_destroy\n";
+                       ffff800010053f30 T kvm_pgtable_stage2_destroy\n\
+                       ffff800010060000 T mark_page_dirty_in_slot\n\
+                       ffff800010070000 T kvm_host_get_page\n";
 
-    fn version(text: &str) -> LinuxVersion {
-        text.parse().unwrap()
+    fn hypervisor(version: &str) -> Hypervisor {
+        let symbols = SymbolTable::parse(MAP);
+        Hypervisor::new(version.parse().unwrap(), Code { symbols: &symbols, image: &[] })
     }
 
     #[test]
     fn a_version_between_two_rows_is_described_by_the_older_one() {
-        let symbols = SymbolTable::parse(MAP);
-        let locked = |text| Hypervisor::new(version(text), &symbols).generation.locked_entry;
+        let locked = |text| hypervisor(text).generation.locked_entry;
 
         assert_eq!(["5.10", "6.1"].map(locked), [None, None]);
         assert_eq!(["6.2", "6.12", "7.0"].map(locked), [Some((u64::MAX, 1 << 10)); 3]);
@@ -204,36 +238,22 @@ mod tests {
 
     #[test]
     fn functions_become_arguments_of_the_plugin() {
-        let hypervisor = Hypervisor::new(version("5.10"), &SymbolTable::parse(MAP));
-
-        let arguments = hypervisor.plugin_arguments();
+        let arguments = hypervisor("6.1").plugin_arguments();
 
         let expected = ",function=1:ffff8000100234b0:ffff800010024000\
-                        ,function=2:ffff80001002e150:ffff80001002e200,lock=2:0\
-                        ,free=ffff800010053f30:8";
+                        ,function=2:ffff80001002e150:ffff80001002e150,lock=2:0\
+                        ,free=ffff800010053f30:8\
+                        ,function=4:ffff800010060000:ffff800010060000\
+                        ,function=5:ffff800010070000:ffff800010070000,physical=5";
         assert_eq!(arguments, expected);
     }
 
     #[test]
-    fn the_rules_of_a_missing_function_are_not_applied() {
-        let map = MAP.replace("kvm_init_stage2_mmu", "inlined");
+    fn a_row_of_other_versions_is_not_missing() {
+        let old = hypervisor("5.10");
 
-        let hypervisor = Hypervisor::new(version("5.10"), &SymbolTable::parse(&map));
-
-        let reason = |rule| hypervisor.unapplied.iter().find(|(other, _)| *other == rule);
-        let (_, of_lock) = reason(Rule::LockDiscipline).unwrap();
-        assert_eq!(of_lock, "the kernel lacks kvm_init_stage2_mmu");
-        assert!(reason(Rule::OutsideSlot).is_some());
-        assert!(reason(Rule::BreakBeforeMake).is_none());
-    }
-
-    #[test]
-    fn no_rule_is_both_of_a_hook_and_unobserved() {
-        let unobserved = UNOBSERVED.iter().flat_map(|(rules, _)| rules.iter());
-        let unobserved: Vec<_> = unobserved.collect();
-
-        let both = HOOKS.iter().flat_map(|hook| hook.rules).find(|rule| unobserved.contains(rule));
-
-        assert_eq!(both, None);
+        assert!(old.missing.contains(&"mark_page_dirty") && old.missing.contains(&"hva_to_pfn"));
+        assert!(!old.functions.iter().any(|one| one.name == "mark_page_dirty_in_slot"));
+        assert!(!hypervisor("6.1").missing.contains(&"mark_page_dirty"));
     }
 }

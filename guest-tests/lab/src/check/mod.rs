@@ -10,6 +10,7 @@
 //! `hypervisor` lists the facts about KVM that the checker requires. A `setup`
 //! describes one observed machine and is also in a kept trace, so that `replay` needs nothing else.
 
+pub mod code;
 pub mod defect;
 mod history;
 pub mod hypervisor;

@@ -177,6 +177,14 @@ impl Report {
     }
 
     fn write_unapplied(&self, text: &mut String) {
+        let mut missing: BTreeMap<&str, &[String]> = BTreeMap::new();
+        for job in &self.jobs {
+            let found = job.checked.as_ref().map(|checked| checked.summary.missing.as_slice());
+            missing.extend(found.map(|names| (job.kernel.as_str(), names)));
+        }
+        for (kernel, names) in missing.into_iter().filter(|(_, names)| !names.is_empty()) {
+            writeln_to(text, format_args!("not found in {kernel}: {}", names.join(", ")));
+        }
         let mut by_reason: BTreeMap<(&str, &[String]), Vec<&str>> = BTreeMap::new();
         for (Unapplied { rule, reason }, kernels) in &self.unapplied {
             by_reason.entry((reason, kernels)).or_default().push(rule);
@@ -304,6 +312,7 @@ pub mod tests {
             "  2 in series anonymous\n",
             "    leaf+0x94 arch/arm64/kvm/mmu.c:512\n",
             "    41 CPU 1: DSB ISHST\n",
+            "not found in base: hva_to_pfn\n",
             "base anonymous: 1000 events of 1 guest, 10 stores to tables\n",
             "not applied to base, because memslots are hidden: outside-slot\n",
             "\n2 findings\n",

@@ -41,6 +41,8 @@ pub struct Setup {
     locked_entry: Option<(u64, u64)>,
     /// Functions by their numbers in the trace.
     functions: BTreeMap<u16, Function>,
+    /// Observed functions that the kernel lacks.
+    pub missing: Vec<String>,
     pub unapplied: Vec<Unapplied>,
 }
 
@@ -94,8 +96,7 @@ impl Setup {
             };
             Some((function.number, Function { name: function.name.to_owned(), role }))
         });
-        let unapplied = hypervisor.unapplied.iter();
-        Self {
+        let mut setup = Self {
             linux,
             cpu: hardware.cpu.to_owned(),
             cpus: u8::try_from(hardware.cpus).unwrap_or(u8::MAX),
@@ -106,9 +107,47 @@ impl Setup {
             },
             locked_entry: hypervisor.generation.locked_entry,
             functions: functions.collect(),
-            unapplied: unapplied
-                .map(|(rule, reason)| Unapplied { rule: rule.to_string(), reason: reason.clone() })
-                .collect(),
+            missing: hypervisor.missing.iter().map(|name| (*name).to_owned()).collect(),
+            unapplied: Vec::new(),
+        };
+        setup.unapplied = setup.unapplied(hypervisor);
+        setup
+    }
+
+    /// Returns the rules that cannot be applied, sorted.
+    fn unapplied(&self, hypervisor: &Hypervisor) -> Vec<Unapplied> {
+        let has = |test: fn(&Use) -> bool| {
+            hypervisor.functions.iter().any(|function| test(&function.used_for))
+        };
+        let mut unapplied = self.hypervisor().unchecked_rules();
+        if !has(|used_for| matches!(used_for, Use::Role(Role::Call))) {
+            unapplied.push((Rule::ReductionNotComplete, "no call by user space is known"));
+        }
+        if !has(|used_for| matches!(used_for, Use::Lock(_))) {
+            let rules = [Rule::LockDiscipline, Rule::SharedStore, Rule::VmidNotRestored];
+            unapplied.extend(rules.map(|rule| (rule, "no function that has the lock is known")));
+        }
+        let text = |(rule, reason): (Rule, &str)| Unapplied {
+            rule: rule.to_string(),
+            reason: reason.to_owned(),
+        };
+        let mut unapplied: Vec<_> = unapplied.into_iter().map(text).collect();
+        unapplied.sort();
+        unapplied
+    }
+
+    /// Returns the hypervisor of the checker.
+    fn hypervisor(&self) -> ObservedHypervisor {
+        let roles = self.functions.iter().filter_map(|(number, function)| {
+            function.role.map(|FunctionRole(role)| (*number, role))
+        });
+        ObservedHypervisor {
+            lock: match self.lock {
+                Lock::Spinlock => LockType::Spinlock,
+                Lock::ReaderWriter => LockType::ReaderWriter,
+            },
+            locked_entry: self.locked_entry,
+            functions: roles.collect(),
         }
     }
 
@@ -116,20 +155,10 @@ impl Setup {
     pub fn machine(&self) -> Machine {
         let is_disabled =
             |rule: &&Rule| self.unapplied.iter().any(|unapplied| unapplied.rule == rule.name());
-        let roles = self.functions.iter().filter_map(|(number, function)| {
-            function.role.map(|FunctionRole(role)| (*number, role))
-        });
         Machine {
             cpus: self.cpus,
             memory: (PhysAddr(MEMORY_START), self.memory.0),
-            hypervisor: ObservedHypervisor {
-                lock: match self.lock {
-                    Lock::Spinlock => LockType::Spinlock,
-                    Lock::ReaderWriter => LockType::ReaderWriter,
-                },
-                locked_entry: self.locked_entry,
-                functions: roles.collect(),
-            },
+            hypervisor: self.hypervisor(),
             disabled_rules: Rule::ALL.iter().filter(is_disabled).copied().collect::<BTreeSet<_>>(),
         }
     }
@@ -142,14 +171,18 @@ impl Setup {
 
 #[cfg(test)]
 pub mod tests {
-    use super::{super::symbols::SymbolTable, *};
+    use super::{
+        super::{code::Code, symbols::SymbolTable},
+        *,
+    };
 
     /// Returns the setup of two CPUs and 1G.
     pub fn setup() -> Setup {
         let map = "ffff800010001000 t kvm_vm_ioctl\nffff800010002000 t kvm_init_stage2_mmu\n\
                    ffff800010003000 t kvm_pgtable_stage2_destroy\n";
         let linux: LinuxVersion = "5.10".parse().unwrap();
-        let hypervisor = Hypervisor::new(linux, &SymbolTable::parse(map));
+        let symbols = SymbolTable::parse(map);
+        let hypervisor = Hypervisor::new(linux, Code { symbols: &symbols, image: &[] });
         let hardware = Hardware { cpu: "neoverse-n1", cpus: 2, memory: Bytes::gib(1) };
         Setup::new(linux, &hypervisor, hardware)
     }

@@ -6,6 +6,7 @@ use std::{fs, path::Path};
 use crate::{
     check::{
         Hardware, Places, Setup,
+        code::Code,
         hypervisor::Hypervisor,
         observation::{Check, FIFO, observe},
     },
@@ -13,6 +14,7 @@ use crate::{
     host::emulator::path_option,
     jobs::matrix::PlannedJob,
     kernel::Kernel,
+    shell,
     values::LinuxVersion,
 };
 
@@ -46,7 +48,9 @@ impl ObservedKernel {
         };
         let version = if is_built { kernel.version()? } else { LinuxVersion::OLDEST };
         let places = Places::of_system_map(&String::from_utf8_lossy(&map));
-        let hypervisor = Hypervisor::new(version, places.symbols());
+        let image = if is_built { shell::read(&kernel.image)? } else { Vec::new() };
+        let code = Code { symbols: places.symbols(), image: &image };
+        let hypervisor = Hypervisor::new(version, code);
         Ok(Self { version, places, hypervisor })
     }
 
