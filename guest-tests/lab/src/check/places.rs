@@ -1,21 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Describes the places of instructions in a kernel.
+//! Describes the places of instructions in a kernel: function and offset, with file and line if the
+//! kernel has debug information.
+
+use std::{
+    fmt,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
+
+use addr2line::Loader;
 
 use super::symbols::SymbolTable;
 
 /// Bytes of an instruction.
 const INSTRUCTION: u64 = 4;
 
+/// Function and file that determine the directory of the source tree in debug information.
+const ROOT_FUNCTION: &str = "start_kernel";
+const ROOT_FILE: &str = "init/main.c";
+
 /// Symbols of a kernel.
 #[derive(Debug, Default)]
 pub struct Places {
     symbols: SymbolTable,
+    lines: Option<Lines>,
 }
 
 impl Places {
     /// Returns the symbols of a `System.map`.
     pub fn of_system_map(text: &str) -> Self {
-        Self { symbols: SymbolTable::parse(text) }
+        Self { symbols: SymbolTable::parse(text), lines: None }
+    }
+
+    /// Adds the lines of a `vmlinux`. Without debug information, it has none.
+    #[must_use]
+    pub fn with_vmlinux(mut self, vmlinux: &Path) -> Self {
+        self.lines = Lines::open(vmlinux, &self.symbols);
+        self
     }
 
     pub const fn symbols(&self) -> &SymbolTable {
@@ -27,7 +48,43 @@ impl Places {
     pub fn describe(&self, address: u64, is_return_address: bool) -> Option<String> {
         let call = if is_return_address { address.wrapping_sub(INSTRUCTION) } else { address };
         let place = self.symbols.place(call)?;
-        Some(format!("{}+{:#x}", place.function, place.offset + (address - call)))
+        let mut text = format!("{}+{:#x}", place.function, place.offset + (address - call));
+        if let Some(line) = self.lines.as_ref().and_then(|lines| lines.find(place.address)) {
+            text += &format!(" {line}");
+        }
+        Some(text)
+    }
+}
+
+/// Debug information of a kernel.
+struct Lines {
+    loader: Mutex<Loader>,
+    /// Directory of the source tree, which does not belong into a report.
+    root: String,
+}
+
+impl Lines {
+    fn open(vmlinux: &Path, symbols: &SymbolTable) -> Option<Self> {
+        let loader = Loader::new(vmlinux).ok()?;
+        let start = symbols.range(ROOT_FUNCTION)?.start;
+        let file = loader.find_location(start).ok().flatten()?.file?.to_owned();
+        let root = file.strip_suffix(ROOT_FILE)?.to_owned();
+        Some(Self { loader: Mutex::new(loader), root })
+    }
+
+    /// Returns file and line of an instruction.
+    fn find(&self, address: u64) -> Option<String> {
+        let loader = self.loader.lock().unwrap_or_else(PoisonError::into_inner);
+        let location = loader.find_location(address).ok().flatten()?;
+        let file = location.file?;
+        let file = file.strip_prefix(&self.root).unwrap_or(file);
+        Some(format!("{file}:{}", location.line?))
+    }
+}
+
+impl fmt::Debug for Lines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lines").field("root", &self.root).finish_non_exhaustive()
     }
 }
 
@@ -43,5 +100,17 @@ mod tests {
 
         assert_eq!(describe(true), "caller+0x10");
         assert_eq!(describe(false), "next+0x0");
+    }
+
+    #[test]
+    fn a_file_without_debug_information_has_no_lines() {
+        let map = "ffff800010001000 T start_kernel\n";
+        let program = std::env::current_exe().unwrap();
+
+        for file in [program.as_path(), Path::new("/no/vmlinux")] {
+            let places = Places::of_system_map(map).with_vmlinux(file);
+
+            assert_eq!(places.describe(0xffff_8000_1000_1000, false).unwrap(), "start_kernel+0x0");
+        }
     }
 }

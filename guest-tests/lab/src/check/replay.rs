@@ -49,22 +49,26 @@ pub fn read_trace(
     }
 }
 
-/// Checks a kept trace. `system_map` replaces the places in the trace.
+/// Checks a kept trace. The kernel's symbols replace the places in the trace.
 ///
 /// # Errors
 /// The trace cannot be read, is incomplete or has no setup.
-pub fn replay(path: &Path, system_map: Option<&Path>) -> Result<(Setup, Checked), LabError> {
+pub fn replay(options: &ReplayOptions) -> Result<(Setup, Checked), LabError> {
+    let ReplayOptions { trace: path, system_map, vmlinux } = options;
     let unusable = |error: TraceError| {
         let reason = crate::with_causes(&error);
         LabError::Unusable(format!("cannot check {}: {reason}", path.display()))
     };
-    let places = match system_map {
+    let mut places = match system_map {
         Some(path) => {
             let text = fs::read(path).map_err(|error| CommandError::file("read", path, error))?;
             Places::of_system_map(&String::from_utf8_lossy(&text))
         }
         None => Places::default(),
     };
+    if let Some(vmlinux) = vmlinux {
+        places = places.with_vmlinux(vmlinux);
+    }
     let setup = read_setup(path).map_err(unusable)?;
     let mut check = Check::new(setup.clone(), &places);
     read_trace(path, |line| check.line(line).map(drop)).map_err(unusable)?;
@@ -99,6 +103,9 @@ pub struct ReplayOptions {
     /// `System.map` of the kernel [default: the functions that the trace names]
     #[arg(long, value_name = "FILE")]
     pub(crate) system_map: Option<PathBuf>,
+    /// `vmlinux` of the kernel, whose debug information names files and lines
+    #[arg(long, value_name = "FILE", requires = "system_map")]
+    pub(crate) vmlinux: Option<PathBuf>,
 }
 
 #[cfg(test)]
@@ -113,7 +120,9 @@ mod tests {
     fn replay_text(text: &str) -> Result<Checked, String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
-        replay(file.path(), None).map(|(_, checked)| checked).map_err(|error| error.to_string())
+        let trace = file.path().to_owned();
+        let options = ReplayOptions { trace, system_map: None, vmlinux: None };
+        replay(&options).map(|(_, checked)| checked).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -3,18 +3,18 @@
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 /// Alignment of a kernel's image, at which virtual, physical and hypervisor addresses are equal.
 const IMAGE_ALIGNMENT: u64 = 2 << 20;
 
 /// Place in a function.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// Name of the function, without the suffix of a part that the compiler has split off.
     pub function: String,
     /// Bytes from its first instruction.
     pub offset: u64,
+    /// Address in the kernel's image.
+    pub address: u64,
 }
 
 /// Text symbols of a kernel.
@@ -69,7 +69,7 @@ impl SymbolTable {
         let (start, name) = self.symbols.get(next.checked_sub(1)?)?;
         let function = name.split('.').next().unwrap_or(name);
         let function = function.strip_prefix("__kvm_nvhe_").unwrap_or(function);
-        Some(Place { function: function.to_owned(), offset: address - start })
+        Some(Place { function: function.to_owned(), offset: address - start, address })
     }
 
     /// Returns the address in the kernel's image of an instruction that may run at EL2.

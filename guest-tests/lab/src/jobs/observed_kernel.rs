@@ -47,7 +47,10 @@ impl ObservedKernel {
             }
         };
         let version = if is_built { kernel.version()? } else { LinuxVersion::OLDEST };
-        let places = Places::of_system_map(&String::from_utf8_lossy(&map));
+        let mut places = Places::of_system_map(&String::from_utf8_lossy(&map));
+        if let Some(vmlinux) = &kernel.vmlinux {
+            places = places.with_vmlinux(vmlinux);
+        }
         let image = if is_built { shell::read(&kernel.image)? } else { Vec::new() };
         let code = Code { symbols: places.symbols(), image: &image };
         let hypervisor = Hypervisor::new(version, code);

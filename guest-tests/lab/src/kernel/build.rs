@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! CACHE/objects/KEY/   objects of one source, version, configuration and toolchain
-//! CACHE/kernels/KEY/   Image, System.map, config, tree, build.log; complete if it exists
+//! CACHE/kernels/KEY/   Image, System.map, config, tree, build.log, vmlinux if it has debug information;
+//!                      complete if it exists
 //! ```
 //!
 //! The key of a kernel is the hash of its inputs: Git tree, configuration fragments, compiler and
@@ -225,6 +226,10 @@ impl<'a> KernelBuilder<'a> {
             ("build.log", "build.log"),
         ] {
             shell.copy(&build.objects.join(from), &partial.join(to))?;
+        }
+        let config = fs::read_to_string(build.objects.join(".config")).unwrap_or_default();
+        if parse_config(&config).get("CONFIG_DEBUG_INFO") == Some(&"y") {
+            shell.copy(&build.objects.join("vmlinux"), &partial.join("vmlinux"))?;
         }
         shell.write(&partial.join("tree"), build.recipe.tree.to_string())?;
         shell.write(&partial.join("origin"), build.recipe.origin())?;

@@ -40,6 +40,8 @@ pub struct Kernel {
     pub tree: Option<String>,
     /// `System.map`, if known.
     pub system_map: Option<PathBuf>,
+    /// `vmlinux`, if known.
+    pub vmlinux: Option<PathBuf>,
     /// Compiler, if known.
     pub compiler: Option<String>,
     /// Names and addresses of functions whose calls are counted.
@@ -83,6 +85,7 @@ impl Kernel {
             page_size: PageSize::of_image_flags(flags).unwrap_or_default(),
             config: find(&[".config", "config"]),
             system_map,
+            vmlinux: find(&["vmlinux"]),
             uncounted: uncounted(&functions),
             functions,
             ..Self::default()

@@ -71,7 +71,7 @@ pub fn check_trace(
     findings: &FindingsOptions,
 ) -> Result<RunStatus, LabError> {
     let suppressions = read_suppressions(findings)?;
-    let (setup, checked) = replay(&options.trace, options.system_map.as_deref())?;
+    let (setup, checked) = replay(options)?;
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let job = CheckedJob {
         kernel: format!("Linux {}", setup.linux),
