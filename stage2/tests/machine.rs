@@ -142,6 +142,44 @@ fn each_missing_or_weaker_step_is_found() {
 }
 
 #[test]
+fn a_vmid_other_than_that_of_the_running_guest_is_found() {
+    let running = "0 hcr 80000001\n0 hcr 488000000\n0 isb\n0 write 41a00000\n";
+    let trace = TRACE.replacen("0 write 41a00000\n", running, 1);
+    let other = "0 vttbr 41180000\n0 hcr 480000000\n0 isb\n0 tlbi vmalls";
+    let unknown = trace.replacen("0 hcr 480000000\n0 isb\n0 tlbi vmalls", other, 1);
+    let next =
+        "0 vttbr 3000041180000\n0 hcr 80000001\n0 isb\n0 hcr 488000000\n0 isb\n0 leave 2 0\n";
+    let changed = trace.replacen("0 leave 2 0\n", next, 1);
+    let reassigned = changed.replacen("0 vttbr 3", "0 tlbi alle1is 0\n0 dsb ish\n0 vttbr 3", 1);
+
+    assert_eq!(findings(&trace), []);
+    assert_eq!(findings(&unknown), [(Rule::VmidNotCurrent, 1), (Rule::ReductionNotComplete, 1)]);
+    assert_eq!(findings(&changed), [(Rule::VmidNotCurrent, 1)]);
+    assert_eq!(findings(&reassigned), []);
+}
+
+#[test]
+fn a_split_that_remaps_parts_of_the_block_is_found() {
+    let (before, _) = TRACE.split_once("0 enter 2").unwrap();
+    let (_, flush) = before.split_once("0 dsb ishst\n").unwrap();
+    let (flush, _) = flush.split_once("0 store").unwrap();
+    let with_parts = |first: &str, second: &str| {
+        format!(
+            "{before}0 word 50000000 0 1\n0 store 41184000 40000041a007fd 0 plain @1\n\
+             0 dsb ishst\n{flush}0 table 41186000 3 - 0={first} 1={second}\n\
+             0 store 41184000 0 41186003 release @1\n0 word 50000000 1 0\n0 free 41180000\n"
+        )
+    };
+    let correct = with_parts("40000041a007ff", "40000041a017ff");
+    let exchanged = with_parts("40000041a017ff", "40000041a007ff");
+    let device = with_parts("40000041a007c7", "40000041a017c7");
+
+    assert!(!findings(&correct).iter().any(|(rule, _)| *rule == Rule::SplitRelaxed));
+    assert!(findings(&exchanged).contains(&(Rule::SplitRelaxed, 1)));
+    assert!(findings(&device).contains(&(Rule::SplitRelaxed, 1)));
+}
+
+#[test]
 fn a_replaced_table_without_a_break_is_found() {
     let trace = TRACE
         .replace("0 store 41184000 41185003 0 plain @1\n", "")

@@ -124,7 +124,7 @@ rules! {
         "A writable leaf is not marked dirty when the bitmap is read, or is larger than a page.",
         "Linux: mark_page_dirty_in_slot()";
     SplitRelaxed: "split-relaxed",
-        "A split relaxes the permissions of entries other than the one that faulted.",
+        "A split relaxes or remaps entries other than the one that faulted.",
         "Linux: kvm_pgtable_stage2_create_unlinked()";
     SleepUnderLock: "sleep-under-lock",
         "Memory is allocated, which may sleep, under the lock.",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest: its stage-2 table with a checker, and the lock that protects the table.
 
-use alloc::{vec, vec::Vec};
+use alloc::{format, vec, vec::Vec};
 
 use super::{
     lock::{Hold, Lock},
@@ -9,13 +9,13 @@ use super::{
 };
 use crate::{
     address::{PhysAddr, TableAddress},
-    check::{Action, Checker, Event, Setup},
+    check::{Action, Checker, Event, Rule, Setup},
     engine::Features,
     geometry::Geometry,
-    operations::{Note, Vmid},
+    operations::{Note, Scope, Vmid},
 };
 
-/// VMID of the guest in the events of its checker. A hypervisor may assign another one at any time.
+/// VMID of the guest in the events of its checker, whichever one the hypervisor has assigned.
 const OWN: Vmid = Vmid(1);
 /// VMID of all other guests, and of the host.
 const OTHER: Vmid = Vmid(0);
@@ -30,6 +30,9 @@ pub(super) struct Guest {
     pub(super) is_shadow: bool,
     /// The holds on the lock that the checker knows.
     holds: Vec<Option<Hold>>,
+    /// The VMID of the guest's TLB entries, if it has run since the entries of all VMIDs were
+    /// invalidated.
+    vmid: Option<Vmid>,
     /// The CPU and the call stack of the last store that unmapped a leaf.
     pub(super) last_unmap: Option<(u8, Option<u32>)>,
 }
@@ -41,7 +44,7 @@ impl Guest {
         let mut checker = Checker::new(setup);
         checker.defer_restrictions();
         let holds = vec![None; usize::from(cpus)];
-        Self { root, checker, lock: None, is_shadow: false, holds, last_unmap: None }
+        Self { root, checker, lock: None, is_shadow: false, holds, vmid: None, last_unmap: None }
     }
 
     pub(super) fn check(&mut self, cpu: u8, action: Action) {
@@ -51,12 +54,30 @@ impl Guest {
     /// Makes the guest current on a CPU, or another one, after a change of registers.
     pub(super) fn select(&mut self, cpu: u8, registers: Registers) {
         let is_own = registers.selects_guest() && registers.root() == Some(self.root);
-        let vmid = if is_own { OWN } else { OTHER };
+        let runs = is_own && registers.enables_stage2();
+        let current = registers.vmid();
+        let is_vmid_kept = self.vmid.is_none_or(|vmid| vmid == current);
+        let vmid = if runs || (is_own && is_vmid_kept) { OWN } else { OTHER };
         if self.checker.current_vmid(usize::from(cpu)) != vmid {
             self.check(cpu, Action::SwitchVmid(vmid));
         }
-        if is_own && registers.enables_stage2() && registers.has_fwb() {
-            self.checker.set_fwb();
+        if runs {
+            if let Some(vmid) = self.vmid.replace(current).filter(|_| !is_vmid_kept) {
+                let detail =
+                    format!("VMID {} replaces {}, whose TLB entries remain", current.0, vmid.0);
+                self.checker.report(Rule::VmidNotCurrent, detail);
+            }
+            if registers.has_fwb() {
+                self.checker.set_fwb();
+            }
+        }
+    }
+
+    /// Invalidates the entries of all VMIDs, after which the hypervisor may assign another VMID.
+    pub(super) fn invalidate_all_vmids(&mut self, cpu: u8, scope: Scope) {
+        self.checker.invalidate_all_vmids(usize::from(cpu), scope);
+        if scope == Scope::Broadcast {
+            self.vmid = None;
         }
     }
 

@@ -385,7 +385,7 @@ impl Observer {
         match tlbi::decode(name, operand, encoding) {
             Some(Invalidation::AllVmids(scope)) => {
                 for guest in self.guests.values_mut() {
-                    guest.checker.invalidate_all_vmids(usize::from(cpu), scope);
+                    guest.invalidate_all_vmids(cpu, scope);
                 }
             }
             Some(Invalidation::CurrentVmid(kind)) => {

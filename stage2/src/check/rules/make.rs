@@ -78,13 +78,18 @@ impl Checker {
         }
         if let Some(block) = self.tables.broken_leaves.remove(&position.entry) {
             let allowed = block.attributes();
-            let relaxes = |leaf: &Descriptor| {
-                leaf.is_leaf(below) && leaf.attributes().restricted_to(allowed) != leaf.attributes()
+            let span = self.setup.geometry.span(below);
+            let changes = |(index, leaf): &&(u64, Descriptor)| {
+                leaf.is_leaf(below)
+                    && (leaf.attributes().restricted_to(allowed) != leaf.attributes()
+                        || leaf
+                            .with_contiguous(false)
+                            .needs_break(block.block_part(below, index * span)))
             };
-            let relaxed = entries.iter().filter(|(_, leaf)| relaxes(leaf)).count();
-            // The faulting access requires one relaxed part.
-            if relaxed > 1 {
-                let detail = format!("{:#x}: {relaxed} relaxed parts of {block:?}", position.ipa);
+            let changed = entries.iter().filter(changes).count();
+            // The faulting access requires one changed part.
+            if changed > 1 {
+                let detail = format!("{:#x}: {changed} parts of {block:?} differ", position.ipa);
                 self.report(Rule::SplitRelaxed, detail);
             }
         }
