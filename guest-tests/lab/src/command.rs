@@ -42,7 +42,10 @@ pub enum CommandError {
     Missing(String),
     #[error("{task} failed ({status}){}\n{tail}", log_suffix(log))]
     Failed { task: String, status: String, log: Option<PathBuf>, tail: String },
-    #[error("{task} exceeded its deadline of {seconds} s of real time{}\n{tail}", log_suffix(log))]
+    #[error(
+        "{task} exceeded its deadline of {seconds} s of real time: set a longer --deadline{}\n{tail}",
+        log_suffix(log)
+    )]
     Deadline { task: String, seconds: u64, log: Option<PathBuf>, tail: String },
     #[error("cannot {operation} {path}")]
     File {

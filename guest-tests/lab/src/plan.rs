@@ -251,17 +251,25 @@ impl Plan {
                 directory.display()
             )));
         }
-        let given_as_value = serde_json::to_value(given)?;
-        let has_options = given_as_value != serde_json::to_value(defaults)?;
         let mut plan = Self::enter(&Self::path_in(directory))?;
-        let differences = match has_options {
-            true => differing_keys(&serde_json::to_value(&plan.options)?, &given_as_value),
+        let deadlines = [given, defaults].map(|options| options.common.host.deadline);
+        if deadlines[0] != deadlines[1] {
+            plan.options.common.host.deadline = deadlines[0];
+        }
+        let as_value = |options: &Options| {
+            let mut options = options.clone();
+            options.common.host.deadline = plan.options.common.host.deadline;
+            serde_json::to_value(options)
+        };
+        let given_as_value = as_value(given)?;
+        let differences = match given_as_value != as_value(defaults)? {
+            true => differing_keys(&as_value(&plan.options)?, &given_as_value),
             false => Vec::new(),
         };
         if !differences.is_empty() {
             return Err(LabError::Unusable(format!(
-                "--resume: these options differ from those of the run in {}: {}; set only --out \
-                 and --resume, or start another run in another directory",
+                "--resume: these options differ from those of the run in {}: {}; set only --out, \
+                 --resume and --deadline, or start another run in another directory",
                 directory.display(),
                 differences.join(", ")
             )));
@@ -360,15 +368,21 @@ mod tests {
         let resume = |given: &Options| Plan::resume(directory.path(), given, &options("lab"));
         let mut more_jobs = options("lab");
         more_jobs.common.host.jobs = Some(7);
+        let longer = options("lab --deadline 3600");
 
         let same = resume(&of_run).unwrap();
         let none = resume(&more_jobs).unwrap();
+        let longer = resume(&longer).unwrap();
         let other = resume(&options("lab -s 2m -v 4")).unwrap_err().to_string();
 
         let value = |options: &Options| serde_json::to_value(options).unwrap();
         assert_eq!(value(&same.options), value(&of_run));
         assert_eq!(value(&none.options), value(&of_run));
         assert_eq!(none.options.common.host.jobs, Some(7));
+        assert_eq!(
+            (longer.options.common.host.deadline, none.options.common.host.deadline),
+            (3600, 900)
+        );
         for name in ["vcpus", "seeds", "images", "costs"] {
             assert!(other.contains(name), "{other}");
         }
