@@ -125,6 +125,18 @@ const HOOKS: [Hook; 18] = [
 const SEQUENCE_CHANGES: [&str; 3] =
     ["kvm_mmu_notifier_invalidate_range_end", "kvm_dec_notifier_count", "kvm_mmu_invalidate_end"];
 
+const READS_SEQUENCE: Use = Use::Role(Role::ReadSequence);
+
+/// Instruction that is never executed, of a kernel without loads of the invalidation sequence: with
+/// it, the checker reports each fault that does not compare the sequence.
+const NO_LOAD: ObservedFunction = ObservedFunction {
+    number: 0,
+    name: "kvm_handle_guest_abort",
+    start: 0,
+    end: 0,
+    used_for: READS_SEQUENCE,
+};
+
 /// An observed function of a kernel, or one of its instructions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedFunction {
@@ -171,6 +183,10 @@ impl Hypervisor {
                 let (name, used_for) = (hook.symbol, hook.used_for);
                 functions.push(ObservedFunction { number, name, start, end, used_for });
             }
+        }
+        if sequence.is_some() && !functions.iter().any(|one| one.used_for == READS_SEQUENCE) {
+            let number = u16::try_from(functions.len() + 1).unwrap_or(u16::MAX);
+            functions.push(ObservedFunction { number, ..NO_LOAD });
         }
         Self { generation, functions, missing }
     }
@@ -255,5 +271,25 @@ mod tests {
         assert!(old.missing.contains(&"mark_page_dirty") && old.missing.contains(&"hva_to_pfn"));
         assert!(!old.functions.iter().any(|one| one.name == "mark_page_dirty_in_slot"));
         assert!(!hypervisor("6.1").missing.contains(&"mark_page_dirty"));
+    }
+
+    #[test]
+    fn a_kernel_that_never_loads_the_sequence_compares_no_look_up() {
+        let map = "ffff800010000000 T _text\nffff800010000000 T kvm_mmu_invalidate_end\n\
+                   ffff80001000000c T kvm_handle_guest_abort\nffff800010000010 T next\n";
+        let symbols = SymbolTable::parse(map);
+        // ldr x1, [x0, #4880]; add x1, x1, #1; str x1, [x0, #4880]; then the handler.
+        for (handler, number) in [(0xf949_8a62_u32, 3), (0xd65f_03c0, 3)] {
+            let code = [0xf949_8801, 0x9100_0421, 0xf909_8801, handler];
+            let image: Vec<_> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let code = Code { symbols: &symbols, image: &image };
+
+            let hypervisor = Hypervisor::new("6.1".parse().unwrap(), code);
+
+            let reads = hypervisor.functions.iter().filter(|one| one.used_for == READS_SEQUENCE);
+            let reads: Vec<_> = reads.map(|one| (one.number, one.start)).collect();
+            let expected = if handler == 0xd65f_03c0 { 0 } else { 0xffff_8000_1000_000c };
+            assert_eq!(reads, [(number, expected)]);
+        }
     }
 }
