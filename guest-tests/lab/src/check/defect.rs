@@ -57,6 +57,7 @@ pub struct Defect {
     pub event: u64,
     pub vmid: u16,
     /// Address of the guest's root table.
+    #[serde(with = "hexadecimal")]
     pub root: u64,
     /// Call chain of the first violation, from the innermost function on.
     pub chain: Vec<Frame>,
@@ -67,6 +68,7 @@ pub struct Defect {
 /// A function of a call chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frame {
+    #[serde(with = "hexadecimal")]
     pub address: u64,
     /// Function, offset, and file with line if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -82,6 +84,21 @@ pub struct Step {
     /// Innermost function, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub place: Option<String>,
+}
+
+mod hexadecimal {
+    //! Addresses as text: a number of JSON may have 53 bits only.
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(address: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{address:#x}"))
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(deserializer: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        u64::from_str_radix(text.trim_start_matches("0x"), 16).map_err(D::Error::custom)
+    }
 }
 
 impl Frame {

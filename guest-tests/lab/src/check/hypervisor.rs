@@ -166,7 +166,7 @@ impl Hypervisor {
         let generation = rows.find(|row| row.since <= version).unwrap_or(&GENERATIONS[0]);
         let sequence = SEQUENCE_CHANGES.iter().find_map(|name| code.first_increment(name));
         let mut functions: Vec<ObservedFunction> = Vec::new();
-        let mut missing = Vec::new();
+        let mut missing: Vec<&Hook> = Vec::new();
         let applies = |hook: &&Hook| (hook.versions.0..hook.versions.1).contains(&version);
         for hook in HOOKS.iter().filter(applies) {
             if matches!(hook.used_for, Use::Free(_))
@@ -176,7 +176,7 @@ impl Hypervisor {
             }
             let ranges = ranges(hook, code, sequence.map(|increment| increment.offset));
             if ranges.is_empty() && matches!(hook.part, Part::Calls | Part::Entries) {
-                missing.push(hook.symbol);
+                missing.push(hook);
             }
             for (start, end) in ranges {
                 let number = u16::try_from(functions.len() + 1).unwrap_or(u16::MAX);
@@ -188,6 +188,9 @@ impl Hypervisor {
             let number = u16::try_from(functions.len() + 1).unwrap_or(u16::MAX);
             functions.push(ObservedFunction { number, ..NO_LOAD });
         }
+        // Another version has the function by another name.
+        missing.retain(|hook| functions.iter().all(|found| found.used_for != hook.used_for));
+        let missing = missing.into_iter().map(|hook| hook.symbol).collect();
         Self { generation, functions, missing }
     }
 
@@ -271,6 +274,7 @@ mod tests {
         assert!(old.missing.contains(&"mark_page_dirty") && old.missing.contains(&"hva_to_pfn"));
         assert!(!old.functions.iter().any(|one| one.name == "mark_page_dirty_in_slot"));
         assert!(!hypervisor("6.1").missing.contains(&"mark_page_dirty"));
+        assert!(!old.missing.contains(&"kvm_pgtable_stage2_destroy_range"));
     }
 
     #[test]

@@ -207,6 +207,7 @@ impl Report {
                 "events": summary.map(|summary| summary.events),
                 "guests": summary.map(|summary| summary.guests),
                 "stores": summary.map(|summary| summary.stores),
+                "missing": summary.map(|summary| &summary.missing),
                 "errors": errors,
             })
         };
