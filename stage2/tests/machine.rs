@@ -355,6 +355,35 @@ fn a_table_that_is_freed_before_the_invalidation_is_found() {
 }
 
 #[test]
+fn a_table_may_be_freed_before_the_invalidation_of_its_last_leaf() {
+    let unmap = "
+0 hcr 480000000
+0 isb
+0 enter 2 0 0 0 0
+0 word 50000000 0 1
+0 store 41184000 40000041a007fd 0 plain @1
+0 enter 11 41184000 0 0 0
+0 store 41180000 41184003 0 plain @1
+0 dsb ishst
+0 tlbi ipas2e1is 0 @1
+0 dsb ish
+0 tlbi vmalle1is 0 @1
+0 dsb ish
+0 enter 11 41180000 0 0 0
+0 enter 11 41184000 0 0 0
+0 dc civac 41a00000 200000 @1
+0 dsb sy
+0 word 50000000 1 0
+0 leave 2 0
+";
+    // A hint of the leaf's level invalidates the table only if it is missing.
+    let only_leaf = unmap.replace("ipas2e1is 0", "ipas2e1is 600000000000");
+
+    assert_eq!(rules(&[FAULT, unmap].concat()), []);
+    assert!(rules(&[FAULT, &only_leaf].concat()).contains(&Rule::FreedWhileWalked));
+}
+
+#[test]
 fn rules_without_a_function_are_unchecked() {
     let hypervisor = |functions: &[(u16, Role)]| Hypervisor {
         lock: LockType::Spinlock,

@@ -129,8 +129,11 @@ impl Checker {
     pub(crate) fn free(&mut self, table: TableAddress) {
         let detail = format!("table {:#x}", table.0);
         let entries = table.0..table.0 + self.setup.geometry.granule().size();
+        // A leaf that was removed by itself keeps no CPU in the table: only the translation is held.
         let may_walk = |stale: &StaleEntry| {
-            stale.entry.table == Some(table) || entries.contains(&stale.entry.position.entry.0)
+            let entry = &stale.entry;
+            entry.table == Some(table)
+                || (entry.is_below_unlinked_table && entries.contains(&entry.position.entry.0))
         };
         if self.tlbs.stale_entries.iter().any(may_walk) || self.tables.is_linked(table) {
             self.report(Rule::FreedWhileWalked, detail.as_str());
