@@ -90,6 +90,8 @@ impl fmt::Debug for Lines {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, process};
+
     use super::*;
 
     #[test]
@@ -100,6 +102,35 @@ mod tests {
 
         assert_eq!(describe(true), "caller+0x10");
         assert_eq!(describe(false), "next+0x0");
+    }
+
+    #[test]
+    fn a_file_is_named_relative_to_the_source_tree() {
+        let tree = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = tree.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let vmlinux = tree.path().join("vmlinux");
+        let compiled = process::Command::new("cc")
+            .args(["-g", "-nostdlib", "-no-pie", "-static", "-Wl,-e,start_kernel", "-o"])
+            .arg(&vmlinux)
+            .arg(write(ROOT_FILE, "void start_kernel(void)\n{\n}\n"))
+            .arg(write("virt/kvm.c", "\nvoid fault(void)\n{\n}\n"))
+            .status();
+        if !compiled.is_ok_and(|status| status.success()) {
+            return granule_types::testing::skip("no C compiler");
+        }
+        let nm = process::Command::new("nm").arg(&vmlinux).output().unwrap().stdout;
+        let map = String::from_utf8(nm).unwrap();
+        let places = Places::of_system_map(&map).with_vmlinux(&vmlinux);
+
+        let fault = places.symbols.range("fault").unwrap().start;
+        let line = places.lines.as_ref().unwrap().find(fault);
+
+        assert_eq!(line.unwrap(), "virt/kvm.c:3");
     }
 
     #[test]

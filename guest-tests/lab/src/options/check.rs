@@ -4,7 +4,7 @@
 use std::{convert::Infallible, path::PathBuf, str::FromStr};
 
 use clap::ValueEnum;
-use granule_types::backing::Backing;
+use granule_types::{backing::Backing, guest_mode::GuestMode};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -30,6 +30,9 @@ pub struct CheckArgs {
     tests_of: Option<LinuxVersion>,
     #[command(flatten)]
     load: Load,
+    /// Guest mode of the page-table test; a cortex-a72 supports P40V48_4K (5)
+    #[arg(short = 'm', long, default_value = "2")]
+    mode: GuestMode,
     #[command(flatten)]
     check: CheckOptions,
 }
@@ -106,7 +109,7 @@ impl Options {
     /// # Errors
     /// The page size of the kernels is unknown, or the emulated host cannot execute the program.
     pub fn check(common: CommonOptions, args: CheckArgs) -> Result<Self, LabError> {
-        let CheckArgs { test, test_arg, tests_of, load, check } = args;
+        let CheckArgs { test, test_arg, tests_of, load, mode, check } = args;
         if !test_arg.is_empty()
             && matches!(test, CheckedTest::AllSelftests | CheckedTest::Selftest(_))
         {
@@ -122,7 +125,7 @@ impl Options {
                     _ => TestProgram::KernelPageTableTest,
                 };
                 let load = load.or(small.load);
-                Workload::PageTableTest(Matrix { test, load, bench_arg: test_arg, ..small })
+                Workload::PageTableTest(Matrix { test, load, mode, bench_arg: test_arg, ..small })
             }
             CheckedTest::Guest => {
                 let load = load.or(small.load.without_size());
