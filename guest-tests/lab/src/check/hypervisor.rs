@@ -121,9 +121,11 @@ const HOOKS: [Hook; 18] = [
     role("user_mem_abort", Part::SequenceLoads, Role::ReadSequence),
 ];
 
-/// Functions that increment the invalidation sequence, in different versions.
+/// Functions that increment the invalidation sequence, in different versions. The first one that a
+/// kernel has shows the place of the sequence: in newer versions the last one also increments other
+/// words.
 const SEQUENCE_CHANGES: [&str; 3] =
-    ["kvm_mmu_notifier_invalidate_range_end", "kvm_dec_notifier_count", "kvm_mmu_invalidate_end"];
+    ["kvm_mmu_invalidate_end", "kvm_dec_notifier_count", "kvm_mmu_notifier_invalidate_range_end"];
 
 const READS_SEQUENCE: Use = Use::Role(Role::ReadSequence);
 
@@ -221,6 +223,7 @@ fn ranges(hook: &Hook, code: Code<'_>, sequence: Option<u64>) -> Vec<(u64, u64)>
         Part::Entries => range.iter().map(|range| (range.start, range.start)).collect(),
         Part::SequenceIncrement => {
             let increment = code.first_increment(hook.symbol);
+            let increment = increment.filter(|found| Some(found.offset) == sequence);
             increment.iter().map(|found| (found.address, found.address)).collect()
         }
         Part::SequenceLoads => {
@@ -275,6 +278,26 @@ mod tests {
         assert!(!old.functions.iter().any(|one| one.name == "mark_page_dirty_in_slot"));
         assert!(!hypervisor("6.1").missing.contains(&"mark_page_dirty"));
         assert!(!old.missing.contains(&"kvm_pgtable_stage2_destroy_range"));
+    }
+
+    #[test]
+    fn an_increment_of_another_word_is_not_that_of_the_sequence() {
+        let map = "ffff800010000000 T _text\nffff800010000000 T kvm_mmu_invalidate_end\n\
+                   ffff80001000000c T kvm_mmu_notifier_invalidate_range_end\n\
+                   ffff800010000018 T next\n";
+        let symbols = SymbolTable::parse(map);
+        // ldr x1, [x0, #4880]; add x1, x1, #1; str x1, [x0, #4880]; the same at #4888.
+        let code =
+            [0xf949_8801_u32, 0x9100_0421, 0xf909_8801, 0xf949_8c01, 0x9100_0421, 0xf909_8c01];
+        let image: Vec<_> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
+
+        let hypervisor =
+            Hypervisor::new("7.3".parse().unwrap(), Code { symbols: &symbols, image: &image });
+
+        let changes = Use::Role(Role::ChangeSequence);
+        let found = hypervisor.functions.iter().filter(|one| one.used_for == changes);
+        let found: Vec<_> = found.map(|one| one.start).collect();
+        assert_eq!(found, [0xffff_8000_1000_0008]);
     }
 
     #[test]
