@@ -8,11 +8,12 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     process::{Child, Command, ExitStatus},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
+    io::Errno,
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
     time::Timespec,
 };
@@ -53,12 +54,20 @@ impl RunningProgram {
 
     /// Waits until the program exits or the timeout expires; returns whether it exited.
     pub fn wait_for_exit(&self, timeout: Duration) -> io::Result<bool> {
-        let timeout = Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
+        let start = Instant::now();
         let mut polled = [PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN)];
-        Ok(poll(&mut polled, Some(&timeout))? != 0)
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            let left = Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            match poll(&mut polled, Some(&left)) {
+                // Any thread may receive the signal that ends this process.
+                Err(Errno::INTR) => {}
+                result => return Ok(result? != 0),
+            }
+        }
     }
 
     /// Waits for the program and returns its status. After the deadline, terminates the program with
