@@ -107,7 +107,43 @@ fn running_programs() -> MutexGuard<'static, Programs> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::{
+            atomic::{AtomicBool, Ordering},
+            mpsc,
+        },
+        thread,
+    };
+
+    use rustix::{process::kill_process, thread::gettid};
+    use signal_hook::{consts::SIGUSR1, flag};
+
     use super::*;
+
+    #[test]
+    fn a_handled_signal_does_not_end_the_wait() {
+        let handled = Arc::new(AtomicBool::new(false));
+        flag::register(SIGUSR1, Arc::clone(&handled)).unwrap();
+        let program = RunningProgram::start(Command::new("sleep").arg("0.5")).unwrap();
+        let (sender, receiver) = mpsc::channel();
+
+        let exited = thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                sender.send(gettid()).unwrap();
+                program.wait_for_exit(Duration::from_secs(60))
+            });
+            let thread = receiver.recv().unwrap();
+            while !waiter.is_finished() {
+                // With the ID of a thread, kill() prefers this thread of the process.
+                // It may just have ended.
+                let _ = kill_process(thread, Signal::USR1);
+                thread::sleep(Duration::from_millis(10));
+            }
+            waiter.join().unwrap()
+        });
+
+        assert!(exited.unwrap() && handled.load(Ordering::Relaxed));
+    }
 
     #[test]
     fn a_program_is_in_the_list_until_it_is_dropped() {
