@@ -84,6 +84,9 @@ fn observe(trace: &str, lock: LockType) -> Observer {
         (9, Role::Allocate { has_size: false }),
         (10, Role::GetTable),
         (11, Role::PutTable),
+        (12, Role::FreePage),
+        (13, Role::PrepareMemory),
+        (14, Role::CommitMemory),
     ];
     let functions = BTreeMap::from_iter(functions.into_iter().chain(look_up).chain(tables));
     let mut observer = Observer::new(Machine {
@@ -381,6 +384,60 @@ fn a_table_may_be_freed_before_the_invalidation_of_its_last_leaf() {
 
     assert_eq!(rules(&[FAULT, unmap].concat()), []);
     assert!(rules(&[FAULT, &only_leaf].concat()).contains(&Rule::FreedWhileWalked));
+}
+
+#[test]
+fn a_table_page_that_is_freed_while_it_is_linked_is_found() {
+    let free = |page| [FAULT, &format!("0 enter 12 {page} 0 0 0\n")].concat();
+
+    assert_eq!(rules(&free("41a00000")), []);
+    assert_eq!(rules(&free("41184000")), [Rule::FreedWhileWalked]);
+}
+
+/// CPU 0 handles a permission fault: it makes the block writable and marks its first page dirty.
+const RELAX: &str = "
+0 enter 1 ffff000001000000 0 0 0
+0 word 50000000 0 1
+0 store 41184000 40000041a0077d 40000041a007fd plain @1
+0 dsb ishst
+0 hcr 480000000
+0 isb
+0 tlbi ipas2e1 0 @1
+0 dsb nsh
+0 tlbi vmalle1 0 @1
+0 dsb nsh
+0 hcr 488000000
+0 isb
+0 enter 4 ffff000001000000 10 0 0
+0 word 50000000 1 0
+0 leave 1 0
+";
+
+#[test]
+fn a_fault_that_relaxes_a_leaf_invalidates_it_on_its_own_cpu() {
+    let start = FAULT.replace("40000041a007fd", "40000041a0077d");
+    let relax = |removed: &str| {
+        let trace = [&start, &*RELAX.replace(removed, "")].concat();
+        rules(&trace)
+    };
+
+    assert_eq!(relax("none"), []);
+    for step in ["0 tlbi ipas2e1 0 @1\n", "0 dsb nsh\n", "0 tlbi vmalle1 0 @1\n"] {
+        assert_eq!(relax(step), [Rule::NoProgress], "{step:?}");
+    }
+}
+
+#[test]
+fn a_block_that_becomes_writable_under_logging_is_found() {
+    let start = FAULT.replace("40000041a007fd", "40000041a0077d");
+    let with = |changes: &[&str]| rules(&[&start, &*changes.concat(), RELAX].concat());
+    let (prepare, commit) = ("0 enter 13 50000000 0 200 1\n", "0 enter 14 50000000 0 200 1\n");
+
+    assert_eq!(with(&[prepare]), [], "faults may not observe the change");
+    assert_eq!(with(&[prepare, commit]), [Rule::NotMarkedDirty]);
+    assert_eq!(with(&[commit, "0 enter 13 50000000 0 200 0\n"]), [], "logging ends");
+    assert_eq!(with(&["0 enter 14 50000000 200 200 1\n"]), [], "other addresses");
+    assert_eq!(with(&["0 enter 14 60000000 0 200 1\n"]), [], "another guest");
 }
 
 #[test]

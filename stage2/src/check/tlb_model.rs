@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use super::stale_entry::{ChangedEntry, Coverage, Effect, StaleEntry};
+use super::stale_entry::{ChangedEntry, Coverage, Effect, EntryChange, StaleEntry};
 use crate::{
     address::EntryAddress,
     operations::{Dsb, Tlbi},
@@ -19,6 +19,15 @@ pub(super) struct TlbModel {
 impl TlbModel {
     pub(super) fn new(cpus: usize) -> Self {
         Self { stale_entries: Vec::new(), cpus }
+    }
+
+    /// Returns whether a relaxed entry has been removed since: its CPU invalidates it on all CPUs.
+    pub(super) fn is_removed_later(&self, relaxed: &StaleEntry) -> bool {
+        self.stale_entries.iter().any(|stale| {
+            stale.entry.position.entry == relaxed.entry.position.entry
+                && stale.entry.change == EntryChange::Removed
+                && stale.changed_at > relaxed.changed_at
+        })
     }
 
     pub(super) fn record_store(&mut self, cpu: usize, entry: EntryAddress) {

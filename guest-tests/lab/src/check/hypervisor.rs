@@ -47,6 +47,9 @@ const GENERATIONS: [Generation; 4] = [
 pub enum Use {
     /// Events with this role.
     Role(Role),
+    /// Events with this role, about the memslot at the argument `slot`, counted from 0, whose number
+    /// of the first page is at `first_page`.
+    Memory { role: Role, slot: u8, first_page: u64 },
     /// Address of mmu_lock: its first argument plus these bytes.
     Lock(u64),
     /// Frees the tables whose root is named by the pointer at its first argument plus these bytes.
@@ -79,6 +82,8 @@ struct Hook {
 const ALL: ((u32, u32), (u32, u32)) = ((0, 0), (u32::MAX, 0));
 const BEFORE_5_13: ((u32, u32), (u32, u32)) = ((0, 0), (5, 13));
 const SINCE_5_13: ((u32, u32), (u32, u32)) = ((5, 13), (u32::MAX, 0));
+const BEFORE_5_17: ((u32, u32), (u32, u32)) = ((0, 0), (5, 17));
+const SINCE_5_17: ((u32, u32), (u32, u32)) = ((5, 17), (u32::MAX, 0));
 
 const fn hook(symbol: &'static str, part: Part, used_for: Use) -> Hook {
     Hook { versions: ALL, symbol, part, used_for }
@@ -88,9 +93,27 @@ const fn role(symbol: &'static str, part: Part, role: Role) -> Hook {
     hook(symbol, part, Use::Role(role))
 }
 
+/// Bytes from the number of a memslot's first page to its number of pages, and to its flags.
+const SLOT_WORDS: [u64; 2] = [8, 32];
+
+/// A function that changes a memslot, until the nodes of its trees precede the other fields.
+const fn old_memory(symbol: &'static str, role: Role, slot: u8) -> Hook {
+    let used_for = Use::Memory { role, slot, first_page: 0 };
+    Hook { versions: BEFORE_5_17, ..hook(symbol, Part::Entries, used_for) }
+}
+
+/// A function that changes a memslot.
+const fn memory(symbol: &'static str, role: Role, slot: u8) -> Hook {
+    let used_for = Use::Memory { role, slot, first_page: 176 };
+    Hook { versions: SINCE_5_17, ..hook(symbol, Part::Entries, used_for) }
+}
+
+const PREPARE: &str = "kvm_arch_prepare_memory_region";
+const COMMIT: &str = "kvm_arch_commit_memory_region";
+
 /// Observed functions. A kernel may lack some of them: others have their names in other versions, or
 /// the compiler has inlined them.
-const HOOKS: [Hook; 18] = [
+const HOOKS: [Hook; 23] = [
     role("kvm_vm_ioctl", Part::Calls, Role::Call),
     role("kvm_handle_guest_abort", Part::Calls, Role::Abort),
     // Its first argument is struct kvm, which begins with mmu_lock.
@@ -99,6 +122,10 @@ const HOOKS: [Hook; 18] = [
     // the first one frees all tables with it.
     hook("kvm_pgtable_stage2_destroy_range", Part::Entries, Use::Free(8)),
     hook("kvm_pgtable_stage2_destroy", Part::Entries, Use::Free(8)),
+    old_memory(PREPARE, Role::PrepareMemory, 1),
+    old_memory(COMMIT, Role::CommitMemory, 3),
+    memory(PREPARE, Role::PrepareMemory, 2),
+    memory(COMMIT, Role::CommitMemory, 2),
     Hook {
         versions: BEFORE_5_13,
         ..role("mark_page_dirty", Part::Entries, Role::MarkDirty { argument: 1 })
@@ -113,6 +140,8 @@ const HOOKS: [Hook; 18] = [
     role("kvm_host_get_page", Part::Entries, Role::GetTable),
     role("kvm_s2_put_page", Part::Entries, Role::PutTable),
     role("kvm_host_put_page", Part::Entries, Role::PutTable),
+    // Before struct kvm_pgtable_mm_ops, the functions that count references are inlined.
+    Hook { versions: BEFORE_5_13, ..role("free_pages", Part::Entries, Role::FreePage) },
     // mmu_notifier_seq, since 6.0 mmu_invalidate_seq.
     role(SEQUENCE_CHANGES[0], Part::SequenceIncrement, Role::ChangeSequence),
     role(SEQUENCE_CHANGES[1], Part::SequenceIncrement, Role::ChangeSequence),
@@ -202,8 +231,16 @@ impl Hypervisor {
         for ObservedFunction { number, start, end, used_for, .. } in &self.functions {
             let function = format!(",function={number}:{start:x}:{end:x}");
             arguments += &match used_for {
-                Use::Role(Role::Allocate { .. } | Role::GetTable | Role::PutTable) => {
-                    format!("{function},physical={number}")
+                Use::Role(
+                    Role::Allocate { .. } | Role::GetTable | Role::PutTable | Role::FreePage,
+                ) => format!("{function},physical={number}"),
+                Use::Memory { slot, first_page, .. } => {
+                    let offsets = [0, SLOT_WORDS[0], SLOT_WORDS[1]].map(|word| first_page + word);
+                    let load = |(argument, offset): (u8, u64)| {
+                        format!(",load={number}:{argument}:{slot}:{offset:x}")
+                    };
+                    let loads: String = (1..).zip(offsets).map(load).collect();
+                    format!("{function},physical={number}{loads}")
                 }
                 Use::Role(_) => function,
                 Use::Lock(offset) => format!("{function},lock={number}:{offset:x}"),
@@ -242,6 +279,7 @@ mod tests {
                        ffff80001002e150 T kvm_init_stage2_mmu\nffff80001002e200 t next\n\
                        ffff800010053f30 T kvm_pgtable_stage2_destroy\n\
                        ffff800010060000 T mark_page_dirty_in_slot\n\
+                       ffff800010061000 T kvm_arch_commit_memory_region\n\
                        ffff800010070000 T kvm_host_get_page\n";
 
     fn hypervisor(version: &str) -> Hypervisor {
@@ -265,8 +303,10 @@ mod tests {
         let expected = ",function=1:ffff8000100234b0:ffff800010024000\
                         ,function=2:ffff80001002e150:ffff80001002e150,lock=2:0\
                         ,free=ffff800010053f30:8\
-                        ,function=4:ffff800010060000:ffff800010060000\
-                        ,function=5:ffff800010070000:ffff800010070000,physical=5";
+                        ,function=4:ffff800010061000:ffff800010061000,physical=4\
+                        ,load=4:1:2:b0,load=4:2:2:b8,load=4:3:2:d0\
+                        ,function=5:ffff800010060000:ffff800010060000\
+                        ,function=6:ffff800010070000:ffff800010070000,physical=6";
         assert_eq!(arguments, expected);
     }
 

@@ -66,6 +66,8 @@ struct Function {
 enum RoleText {
     Call,
     Abort,
+    PrepareMemory,
+    CommitMemory,
     MarkDirty { argument: u8 },
     LookUp,
     ReadSequence,
@@ -73,6 +75,7 @@ enum RoleText {
     Allocate { has_size: bool },
     GetTable,
     PutTable,
+    FreePage,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +93,7 @@ impl Setup {
     pub fn new(linux: LinuxVersion, hypervisor: &Hypervisor, hardware: Hardware<'_>) -> Self {
         let functions = hypervisor.functions.iter().filter_map(|function| {
             let role = match function.used_for {
-                Use::Role(role) => Some(FunctionRole(role)),
+                Use::Role(role) | Use::Memory { role, .. } => Some(FunctionRole(role)),
                 Use::Lock(_) => None,
                 Use::Free(_) => return None,
             };

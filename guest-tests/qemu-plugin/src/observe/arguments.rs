@@ -14,6 +14,19 @@ pub struct FreeingCall {
     pub offset: u64,
 }
 
+/// An argument of a function that is reported as the word it points at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadedArgument {
+    /// Number of the function.
+    pub function: u16,
+    /// The reported argument, counted from 0.
+    pub argument: usize,
+    /// The argument with the pointer, counted from 0.
+    pub pointer: u8,
+    /// Bytes from the pointer to the word.
+    pub offset: u64,
+}
+
 /// Arguments of the trace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TraceArguments {
@@ -25,6 +38,8 @@ pub struct TraceArguments {
     pub locks: Vec<Lock>,
     /// Numbers of functions whose first argument and result are addresses, reported as physical ones.
     pub physical: Vec<u16>,
+    /// Arguments that are loaded from memory.
+    pub loads: Vec<LoadedArgument>,
     /// Calls that free tables.
     pub frees: Vec<FreeingCall>,
     /// Indicates that events have no call stacks.
@@ -52,6 +67,13 @@ impl TraceArguments {
                 self.locks.push(Lock { function, offset: hex(part()?)? });
             }
             "physical" => self.physical.push(part()?.parse().ok()?),
+            "load" => {
+                let function = part()?.parse().ok()?;
+                let argument = part()?.parse().ok().filter(|number| *number < 4)?;
+                let pointer = part()?.parse().ok().filter(|number| *number < 4)?;
+                let offset = hex(part()?)?;
+                self.loads.push(LoadedArgument { function, argument, pointer, offset });
+            }
             "free" => {
                 let address = hex(part()?)?;
                 self.frees.push(FreeingCall { address, offset: hex(part()?)? });
@@ -77,6 +99,7 @@ mod tests {
             ("function", "3:ffff800010010000:ffff800010010100"),
             ("lock", "3:1c"),
             ("physical", "3"),
+            ("load", "3:2:1:b0"),
             ("free", "ffff800010020000:8"),
             ("stacks", "off"),
             ("verify", "on"),
@@ -90,6 +113,7 @@ mod tests {
             functions: vec![Function { number: 3, start, end }],
             locks: vec![Lock { function: 3, offset: 0x1c }],
             physical: vec![3],
+            loads: vec![LoadedArgument { function: 3, argument: 2, pointer: 1, offset: 0xb0 }],
             frees: vec![FreeingCall { address: 0xffff_8000_1002_0000, offset: 8 }],
             omits_stacks: true,
             verifies: true,
@@ -105,6 +129,8 @@ mod tests {
             ("function", "x:10:20"),
             ("lock", "3"),
             ("physical", "x"),
+            ("load", "3:4:1:0"),
+            ("load", "3:1:4:0"),
             ("free", "10"),
             ("stacks", "on"),
             ("verify", "1"),

@@ -224,7 +224,12 @@ impl Observer {
                 None => state.trace.skip("lock"),
             }
         }
+        let registers = arguments;
         arguments[0] = self.reported_address(function.number, arguments[0]);
+        for load in self.arguments.loads.iter().filter(|load| load.function == function.number) {
+            let pointer = registers[usize::from(load.pointer)].wrapping_add(load.offset);
+            arguments[load.argument] = self.machine.read_virtual(pointer).unwrap_or(0);
+        }
         let stack = state.trace.stack(&*self.machine, cpu, function.start);
         state.trace.emit(cpu, MachineAction::Enter(function.number, arguments), stack);
     }

@@ -294,3 +294,17 @@ fn addresses_of_a_function_are_physical_and_other_values_stay() {
         ]
     );
 }
+
+#[test]
+fn arguments_are_words_of_an_object_if_it_is_mapped() {
+    let loads = [("load", "7:0:1:8"), ("load", "7:1:1:10")];
+    let bench = Bench::new(&[&[("function", "7:3000:3000")][..], &loads].concat());
+    bench.machine.write(TABLE + 8, 5);
+    bench.machine.write(TABLE + 16, 6);
+    for pointer in [LINEAR + TABLE, 0] {
+        bench.machine.set_register(1, pointer);
+        bench.call(0, 0x3000, NOP);
+    }
+
+    assert_eq!(bench.finish()[..2], ["0 enter 7 5 6 0 0", "0 enter 7 0 0 0 0"]);
+}

@@ -9,12 +9,12 @@ use alloc::{
 
 use super::{
     guest::Guest,
-    hypervisor::{Hypervisor, Role},
+    hypervisor::{Hypervisor, LOGS_DIRTY_PAGES, Role},
     pages::{Pages, child},
 };
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
-    check::{Rule, table_model::EntryPosition},
+    check::{Rule, cache_model::AddressSet, table_model::EntryPosition},
     descriptor::Descriptor,
     geometry::Level,
 };
@@ -24,6 +24,8 @@ use crate::{
 struct Fault {
     /// Leaves that have become writable: the guest's number, first address and bytes.
     writable: Vec<(usize, Ipa, u64)>,
+    /// Leaves that were changed in place: the guest's number and first address.
+    changed: Vec<(usize, Ipa)>,
     /// Pages that have been marked dirty.
     marked: Vec<Ipa>,
     /// The event that began the look-up in progress, in which an mmu_notifier may change entries.
@@ -58,6 +60,8 @@ pub(super) struct Calls {
     faults: Vec<Option<Fault>>,
     /// Indicates that the trace has the reads of the invalidation sequence.
     reads_sequence: bool,
+    /// Addresses whose dirty pages are logged, by the address of the guest's lock.
+    logged: BTreeMap<PhysAddr, AddressSet<Ipa>>,
     /// The bytes that each CPU allocates.
     allocated: Vec<u64>,
     page_size: u64,
@@ -75,6 +79,7 @@ impl Calls {
             by_user_space: 0,
             faults: (0..cpus).map(|_| None).collect(),
             reads_sequence: hypervisor.has(Role::ReadSequence),
+            logged: BTreeMap::new(),
             allocated: (0..cpus).map(|_| 0).collect(),
             page_size: 0x1000,
             references: BTreeMap::new(),
@@ -123,7 +128,31 @@ impl Calls {
             }
             Role::GetTable => self.change_references(PhysAddr(arguments[0]), 1, guests),
             Role::PutTable => self.change_references(PhysAddr(arguments[0]), -1, guests),
+            Role::FreePage => {
+                let table = TableAddress(arguments[0]);
+                guests.values_mut().for_each(|guest| guest.checker.free_known_table(table));
+            }
+            Role::PrepareMemory => self.change_logging(arguments, false),
+            Role::CommitMemory => self.change_logging(arguments, true),
         }
+    }
+
+    /// Changes which addresses are logged. Faults may not yet observe memory that is about to be
+    /// logged, and already observe memory that is about to be no longer logged.
+    fn change_logging(&mut self, arguments: [u64; 4], is_complete: bool) {
+        let [lock, frame, pages, flags] = arguments;
+        let (start, size) = (Ipa(frame.wrapping_mul(self.page_size)), pages * self.page_size);
+        let logged = self.logged.entry(PhysAddr(lock)).or_default();
+        match flags & LOGS_DIRTY_PAGES != 0 {
+            true if is_complete => logged.add(start, size),
+            true => {}
+            false => logged.remove(start, size),
+        }
+    }
+
+    /// Forgets the memory of guests with this lock.
+    pub(super) fn forget_memory(&mut self, lock: PhysAddr) {
+        self.logged.remove(&lock);
     }
 
     /// Processes the return from a function.
@@ -169,6 +198,11 @@ impl Calls {
                 guest.checker.report(Rule::NotMarkedDirty, detail);
             }
         }
+        for (number, ipa) in fault.changed {
+            if let Some(guest) = guests.get_mut(&number) {
+                guest.checker.check_progress(usize::from(cpu), ipa);
+            }
+        }
     }
 
     /// Processes an entry that a CPU has changed in the table of a guest.
@@ -187,6 +221,12 @@ impl Calls {
             None if new.is_leaf(level) => Vec::from([(EntryPosition { entry, level, ipa }, new)]),
             None => return,
         };
+        if old.is_leaf(level)
+            && new.is_leaf(level)
+            && let Some(fault) = &mut self.faults[usize::from(cpu)]
+        {
+            fault.changed.push((number, ipa));
+        }
         for (position, leaf) in leaves {
             let size = size.min(position.level.span(guest.checker.granule()));
             self.make_leaf(cpu, (number, guest), (position.ipa, size), before, leaf);
@@ -205,6 +245,12 @@ impl Calls {
         let Some(fault) = &mut self.faults[usize::from(cpu)] else { return };
         if new.attributes().write && !before.is_some_and(|leaf| leaf.attributes().write) {
             fault.writable.push((number, ipa, size));
+            let logged = guest.lock.and_then(|lock| self.logged.get(&lock));
+            let is_logged = logged.is_some_and(|logged| !logged.overlaps(ipa, size).is_empty());
+            if is_logged && size > self.page_size {
+                let detail = format!("{ipa:#x}: {size:#x} bytes become writable under logging");
+                guest.checker.report(Rule::NotMarkedDirty, detail);
+            }
         }
         // Memory that stays mapped needs no look-up.
         let Some(look_up) = fault.look_up.filter(|_| before.is_none()) else { return };

@@ -13,6 +13,12 @@ pub enum Role {
     Call,
     /// Handles an abort of a guest.
     Abort,
+    /// Prepares to change the memory of the guest whose lock is at the first argument: of the page
+    /// with the number of the second argument, the third one's number of pages, and the flags of
+    /// the fourth one. [`LOGS_DIRTY_PAGES`] is one of them.
+    PrepareMemory,
+    /// Ends such a change: all later faults observe it. The same arguments.
+    CommitMemory,
     /// Marks a page dirty.
     MarkDirty {
         /// The argument with the number of the guest's page, counted from 0.
@@ -33,7 +39,12 @@ pub enum Role {
     GetTable,
     /// Drops a reference to the table that contains the physical address of the first argument.
     PutTable,
+    /// Frees the page at the physical address of the first argument, a table or another page.
+    FreePage,
 }
+
+/// Flag of memory whose dirty pages are logged (Linux: `KVM_MEM_LOG_DIRTY_PAGES`).
+pub(super) const LOGS_DIRTY_PAGES: u64 = 1;
 
 /// A hypervisor.
 #[derive(Debug, Clone)]
@@ -67,8 +78,10 @@ impl Hypervisor {
             (Rule::OutsideSlot, "the trace has no memslots"),
             (Rule::ReusedWhileReachable, "the trace has no memslots"),
             (Rule::LogReadTooEarly, "the trace has no dirty bitmaps"),
-            (Rule::NoProgress, "the trace has no guest's aborts"),
         ]);
+        if !self.has(Role::Abort) {
+            unchecked.push((Rule::NoProgress, "no function that handles aborts is known"));
+        }
         let is_mark = |role: &Role| matches!(role, Role::MarkDirty { .. });
         if !(self.has(Role::Abort) && has(is_mark)) {
             unchecked.push((Rule::NotMarkedDirty, "no function that marks pages is known"));
@@ -82,7 +95,7 @@ impl Hypervisor {
             let reason = "no function that counts references to tables is known";
             unchecked.push((Rule::WrongReferences, reason));
         }
-        if !(allocates && self.has(Role::PutTable)) {
+        if !(self.has(Role::FreePage) || (allocates && self.has(Role::PutTable))) {
             let reason = "no function that frees tables is known";
             unchecked.push((Rule::FreedWhileWalked, reason));
             unchecked.push((Rule::FreedInGracePeriod, reason));

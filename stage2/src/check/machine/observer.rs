@@ -450,6 +450,7 @@ impl Observer {
         let lock = self.guests.remove(&number).and_then(|guest| guest.lock);
         if let Some(word) = lock.filter(|word| !self.has_lock(*word)) {
             self.locks.remove(&word);
+            self.calls.forget_memory(word);
         }
         if let Some(pages) = &mut self.pages {
             pages.remove(number);

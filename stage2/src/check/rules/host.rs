@@ -96,14 +96,6 @@ impl Checker {
     }
 
     pub(crate) fn resume(&mut self, cpu: usize, ipa: Ipa, access: Access, level: Level) {
-        // A CPU that later removes the relaxed entry invalidates it on all CPUs.
-        let is_removed_later = |relaxed: &StaleEntry| {
-            self.tlbs.stale_entries.iter().any(|stale| {
-                stale.entry.position.entry == relaxed.entry.position.entry
-                    && stale.entry.change == EntryChange::Removed
-                    && stale.changed_at > relaxed.changed_at
-            })
-        };
         let refaults = |stale: &StaleEntry| {
             let entry = &stale.entry;
             entry.change == EntryChange::Relaxed
@@ -113,11 +105,25 @@ impl Checker {
                 && stale.is_held_by(cpu)
                 && stale.overlaps(ipa, 1)
                 && !entry.old.attributes().permits(access)
-                && !is_removed_later(stale)
+                && !self.tlbs.is_removed_later(stale)
         };
         if self.tlbs.stale_entries.iter().any(refaults) {
             let detail = format!("{ipa:#x}: {access:?} may fault for ever");
             self.report(Rule::NoProgress, detail);
+        }
+    }
+
+    /// Checks that a CPU whose fault has relaxed the leaf at this address does not hold the old one.
+    pub(in crate::check) fn check_progress(&mut self, cpu: usize, ipa: Ipa) {
+        let refaults = |stale: &StaleEntry| {
+            stale.entry.change == EntryChange::Relaxed
+                && stale.changed_by == cpu
+                && stale.entry.position.ipa == ipa
+                && stale.is_held_by(cpu)
+                && !self.tlbs.is_removed_later(stale)
+        };
+        if self.tlbs.stale_entries.iter().any(refaults) {
+            self.report(Rule::NoProgress, format!("{ipa:#x}: the same access may fault for ever"));
         }
     }
 }
