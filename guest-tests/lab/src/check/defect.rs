@@ -59,10 +59,26 @@ pub struct Defect {
     /// Address of the guest's root table.
     #[serde(with = "hexadecimal")]
     pub root: u64,
+    /// Last change of the guest's tables by this CPU.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub change: Option<Change>,
     /// Call chain of the first violation, from the innermost function on.
     pub chain: Vec<Frame>,
     /// Events that led to the first violation; the last one violates the rule.
     pub history: Vec<Step>,
+}
+
+/// A change of an entry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// First guest address that the entry translates.
+    #[serde(with = "hexadecimal")]
+    pub ipa: u64,
+    pub level: u8,
+    #[serde(with = "hexadecimal")]
+    pub old: u64,
+    #[serde(with = "hexadecimal")]
+    pub new: u64,
 }
 
 /// A function of a call chain.
@@ -153,6 +169,12 @@ impl Checked {
             event: finding.event,
             vmid: finding.guest.1.0,
             root: finding.guest.0.0,
+            change: finding.change.map(|change| Change {
+                ipa: change.ipa.0,
+                level: change.level.number(),
+                old: change.old.0,
+                new: change.new.0,
+            }),
             chain: finding
                 .stack
                 .iter()
@@ -236,6 +258,7 @@ pub mod tests {
             event: 42,
             vmid: 3,
             root: 0x4118_0000,
+            change: Some(Change { ipa: 0x4000, level: 3, old: 0, new: 0x0040_0000_41a0_0fff }),
             chain: functions.iter().map(frame).collect(),
             history: vec![step],
         }

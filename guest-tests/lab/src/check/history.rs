@@ -58,7 +58,7 @@ fn function(setup: &Setup, number: u16) -> String {
 }
 
 /// Describes a stage-2 entry whose level is not known (Arm ARM D8.3).
-fn describe_entry(entry: u64) -> String {
+pub fn describe_entry(entry: u64) -> String {
     const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
     let bit = |at: u32| entry >> at & 1 == 1;
     let phys = entry & ADDRESS;

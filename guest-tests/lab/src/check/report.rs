@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Report of a check: each defect once, with the jobs in which it occurred.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
 use granule_stage2::check::Rule;
 use granule_types::units::pluralize;
@@ -9,10 +12,14 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{
-    defect::{Checked, Defect, Frame, Step},
+    defect::{Change, Checked, Defect, Frame, Step},
+    history::describe_entry,
     setup::Unapplied,
     suppressions::Suppression,
 };
+
+/// Error of a kernel whose jobs start no guest.
+const NO_GUEST: &str = "no guest ran, so nothing was checked: choose another --test";
 
 /// A job and its result.
 #[derive(Debug, Clone)]
@@ -113,9 +120,20 @@ impl Report {
         self.findings.iter().filter(|finding| finding.suppressed.is_none())
     }
 
-    /// Reports whether a job failed.
+    /// Reports whether a job failed, or a kernel has not been checked.
     pub fn has_error(&self) -> bool {
         self.jobs.iter().any(|job| job.error.is_some() || job.summary_error().is_some())
+            || !self.unchecked_kernels().is_empty()
+    }
+
+    /// Returns the kernels whose jobs ran no guest that could be checked.
+    fn unchecked_kernels(&self) -> BTreeSet<&str> {
+        let kernels = |selects: fn(&CheckedJob) -> bool| {
+            let jobs = self.jobs.iter().filter(move |job| selects(job));
+            jobs.map(|job| job.kernel.as_str()).collect::<BTreeSet<_>>()
+        };
+        let (with_guests, all) = (kernels(|job| job.guests() > Some(0)), kernels(|_| true));
+        all.difference(&with_guests).copied().collect()
     }
 
     /// Formats the report as text.
@@ -127,6 +145,9 @@ impl Report {
         self.write_jobs(&mut text);
         self.write_suppressions(&mut text);
         self.write_unapplied(&mut text);
+        for kernel in self.unchecked_kernels() {
+            writeln_to(&mut text, format_args!("{kernel}: error: {NO_GUEST}"));
+        }
         let defects = pluralize(self.defects().count(), "finding");
         let suppressed = self.findings.len() - self.defects().count();
         let suppressed = match suppressed {
@@ -217,6 +238,7 @@ impl Report {
             "findings": self.findings.len(),
             "suppressed": self.findings.len() - self.defects().count(),
             "jobs": self.jobs.iter().map(job).collect::<Vec<_>>(),
+            "kernels_without_guest": self.unchecked_kernels(),
             "unapplied": self.unapplied.iter().map(unapplied).collect::<Vec<_>>(),
             "unused_suppressions":
                 self.unused.iter().map(Suppression::name).collect::<Vec<_>>(),
@@ -232,13 +254,18 @@ impl Report {
 }
 
 impl CheckedJob {
+    /// Returns the number of guests that were checked, if the job was observed.
+    fn guests(&self) -> Option<u64> {
+        self.checked.as_ref().map(|checked| checked.summary.guests)
+    }
+
     fn summary_error(&self) -> Option<&str> {
         self.checked.as_ref()?.summary.error.as_deref()
     }
 }
 
 fn write_finding(text: &mut String, finding: &ReportedFinding) {
-    let Defect { rule, detail, cpu, event, root, chain, history, .. } = &finding.defect;
+    let Defect { rule, detail, cpu, event, root, change, chain, history, .. } = &finding.defect;
     let count = pluralize(finding.count(), "violation");
     writeln_to(text, format_args!("{rule} in {}: {count}", finding.function()));
     if let Some(rule) = finding.rule() {
@@ -246,6 +273,11 @@ fn write_finding(text: &mut String, finding: &ReportedFinding) {
     }
     writeln_to(text, format_args!("  first: {detail}"));
     writeln_to(text, format_args!("  by CPU {cpu}, guest of root {root:#x}, event {event}"));
+    if let Some(Change { ipa, level, old, new }) = change {
+        let (old, new) = (describe_entry(*old), describe_entry(*new));
+        let entry = format!("guest address {ipa:#x}, level {level}: {new}; before: {old}");
+        writeln_to(text, format_args!("  last change by CPU {cpu}: {entry}"));
+    }
     for Occurrence { kernel, job, count } in &finding.jobs {
         writeln_to(text, format_args!("  {count} in {kernel} {job}"));
     }
@@ -310,6 +342,7 @@ pub mod tests {
         for part in [
             "returned-unclean in leaf: 4 violations\n",
             "[Arm ARM B2.8 (mismatched attributes)]\n",
+            "  last change by CPU 1: guest address 0x4000, level 3: page → ",
             "  2 in series anonymous\n",
             "    leaf+0x94 arch/arm64/kvm/mmu.c:512\n",
             "    41 CPU 1: DSB ISHST\n",
@@ -345,6 +378,19 @@ pub mod tests {
         assert_eq!(lines[1]["suppressed"], "known");
         assert_eq!(lines[2]["jobs"][0]["kernel"], "base");
         assert_eq!(lines[2]["source"], "Arm ARM D8.16.1 (break-before-make)");
+    }
+
+    #[test]
+    fn a_kernel_without_a_guest_is_an_error() {
+        let mut empty = checked(Vec::new());
+        empty.summary.guests = 0;
+        let jobs = vec![job("a", empty.clone()), job("a", checked(vec![])), job("b", empty)];
+
+        let [one, both] = [&jobs[..2], &jobs].map(|jobs| Report::new(jobs.to_vec(), &[]));
+
+        assert!(!one.has_error() && both.has_error());
+        let text = both.text();
+        assert!(text.contains("b: error: no guest ran, so nothing was checked"), "{text}");
     }
 
     #[test]

@@ -110,7 +110,7 @@ fn finish(report: &Report, format: CheckFormat) -> Result<RunStatus, LabError> {
     print(&text(report, format))?;
     if report.has_error() {
         return Err(LabError::Unusable(
-            "a job failed, so findings may be missing: see the errors in the report".to_owned(),
+            "a job failed or ran no guest, so findings may be missing: see the errors in the report".to_owned(),
         ));
     }
     Ok(if report.defects().next().is_some() { RunStatus::Failed } else { RunStatus::Passed })

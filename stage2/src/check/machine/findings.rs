@@ -9,8 +9,10 @@ use alloc::{
 
 use super::event::{MachineAction, MachineEvent};
 use crate::{
-    address::PhysAddr,
+    address::{Ipa, PhysAddr},
     check::{Rule, Violation},
+    descriptor::Descriptor,
+    geometry::Level,
     operations::Vmid,
 };
 
@@ -20,6 +22,19 @@ const KEPT_EVENTS: usize = 4096;
 const HISTORY: usize = 16;
 /// Functions of a call stack that distinguish findings: more would repeat one defect for each caller.
 const DISTINGUISHED_BY: usize = 4;
+
+/// A change of an entry by a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableChange {
+    /// The first guest address that the entry translates.
+    pub ipa: Ipa,
+    /// The level of the entry.
+    pub level: Level,
+    /// The value before.
+    pub old: Descriptor,
+    /// The value after.
+    pub new: Descriptor,
+}
 
 /// A defect: a violated rule and the place in the hypervisor.
 #[derive(Debug, Clone)]
@@ -32,6 +47,8 @@ pub struct Finding {
     pub cpu: u8,
     /// The root table of the guest, and its VMID at the event.
     pub guest: (PhysAddr, Vmid),
+    /// The last change of the guest's tables by this CPU until the first violation, if any.
+    pub change: Option<TableChange>,
     /// The addresses and values of the first violation.
     pub detail: String,
     /// Return addresses of the first violating event, from the innermost function on.
@@ -66,7 +83,7 @@ impl Findings {
         violation: Violation,
         event: u64,
         guest: (PhysAddr, Vmid),
-        stack: &[u64],
+        (stack, change): (&[u64], Option<TableChange>),
     ) {
         let key = (violation.rule, stack.iter().copied().take(DISTINGUISHED_BY).collect());
         let recent = &self.recent;
@@ -75,6 +92,7 @@ impl Findings {
             event,
             cpu: violation.cpu,
             guest,
+            change,
             detail: violation.detail,
             stack: stack.to_vec(),
             history: history(recent, violation.cpu),

@@ -4,6 +4,7 @@
 use alloc::{format, vec, vec::Vec};
 
 use super::{
+    findings::TableChange,
     lock::{Hold, Lock},
     registers::Registers,
 };
@@ -33,8 +34,10 @@ pub(super) struct Guest {
     /// The VMID of the guest's TLB entries, if it has run since the entries of all VMIDs were
     /// invalidated.
     vmid: Option<Vmid>,
-    /// The CPU and the call stack of the last store that unmapped a leaf.
-    pub(super) last_unmap: Option<(u8, Option<u32>)>,
+    /// The last change of the tables by each CPU.
+    pub(super) last_changes: Vec<Option<TableChange>>,
+    /// The last store that unmapped a leaf: the CPU and the call stack.
+    pub(super) last_unmap: Option<(u8, Option<u32>, TableChange)>,
 }
 
 impl Guest {
@@ -43,8 +46,16 @@ impl Guest {
         let setup = Setup { geometry, features, vmid: OWN, root: root_table, cpus };
         let mut checker = Checker::new(setup);
         checker.defer_restrictions();
-        let holds = vec![None; usize::from(cpus)];
-        Self { root, checker, lock: None, is_shadow: false, holds, vmid: None, last_unmap: None }
+        Self {
+            root,
+            checker,
+            lock: None,
+            is_shadow: false,
+            holds: vec![None; usize::from(cpus)],
+            vmid: None,
+            last_changes: vec![None; usize::from(cpus)],
+            last_unmap: None,
+        }
     }
 
     pub(super) fn check(&mut self, cpu: u8, action: Action) {

@@ -24,7 +24,7 @@ mod tlbi;
 
 pub use self::{
     event::{MachineAction, MachineEvent},
-    findings::Finding,
+    findings::{Finding, TableChange},
     hypervisor::{Hypervisor, Role},
     lock::LockType,
     observer::{Machine, Observer, Totals},

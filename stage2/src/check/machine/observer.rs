@@ -10,7 +10,7 @@ use alloc::{
 use super::{
     calls::{Calls, MadeEntry},
     event::{Domain, IcScope, MachineAction, MachineEvent, OrderedAccesses},
-    findings::{Finding, Findings},
+    findings::{Finding, Findings, TableChange},
     guest::Guest,
     hypervisor::Hypervisor,
     lock::Lock,
@@ -231,16 +231,17 @@ impl Observer {
                 }
                 violation.cpu = event.cpu;
                 let mut stack = *last;
+                let mut change = guest.last_changes[usize::from(event.cpu)];
                 // The last CPU that releases a shared lock reveals what another one has unmapped.
-                if let (Rule::ReturnedUnclean, Some((cpu, unmapped_in))) =
+                if let (Rule::ReturnedUnclean, Some((cpu, unmapped_in, unmapped))) =
                     (violation.rule, guest.last_unmap)
                 {
                     violation.cpu = cpu;
-                    stack = unmapped_in;
+                    (stack, change) = (unmapped_in, Some(unmapped));
                 }
                 let stack = stack.and_then(|number| self.stacks.get(&number));
                 let stack = stack.map_or(&[][..], Vec::as_slice);
-                self.findings.add(violation, index, (guest.root, vmid), stack);
+                self.findings.add(violation, index, (guest.root, vmid), (stack, change));
             }
         }
     }
@@ -349,10 +350,14 @@ impl Observer {
         let (Some(guest), Some(pages)) = (self.guests.get_mut(&number), &mut self.pages) else {
             return;
         };
-        if old.is_leaf(level) && !new.is_leaf(level) {
-            guest.last_unmap = Some((cpu, stack));
-        }
         let at = EntryAddress(entry.0);
+        if let Some((ipa, _)) = guest.checker.range_of(at) {
+            let change = TableChange { ipa, level, old, new };
+            guest.last_changes[usize::from(cpu)] = Some(change);
+            if old.is_leaf(level) && !new.is_leaf(level) {
+                guest.last_unmap = Some((cpu, stack, change));
+            }
+        }
         let broken = guest.checker.broken_leaf(at);
         self.calls.change_entry(entry);
         let (before, after) = (child(old, level), child(new, level));
