@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 
 use granule_lab::{
-    self as lab, BisectOptions, CheckArgs, CommonOptions, GuestMatrix, HostPackages, LinuxVersion,
-    Locations, Matrix, Options, ProgramOptions, ReportOptions, RunStatus, SelftestOptions,
-    SourceOptions, Step,
+    self as lab, BisectOptions, CheckArgs, CommonOptions, GuestMatrix, HostPackages, ImageOptions,
+    LinuxVersion, Locations, Matrix, Options, ProgramOptions, ReportOptions, RunStatus,
+    SelftestOptions, SourceOptions, Step,
 };
 
 use super::{CommandOutcome, CommandResult};
@@ -74,6 +74,13 @@ enum LabCommand {
         #[command(flatten)]
         args: CheckArgs,
     },
+    /// Run a hypervisor without Linux, and check the stage-2 tables of its guests against the rules of
+    /// the architecture (docs/checking-other-hypervisors.md)
+    #[command(
+        after_help = "Exit code: 0 no finding; 1 findings; 2 the image could not be run or has no \
+                      guest."
+    )]
+    CheckImage(Box<ImageOptions>),
     /// Run the kernel's KVM selftests, and compare their verdicts
     Selftests {
         #[command(flatten)]
@@ -131,6 +138,7 @@ pub fn run(args: Args) -> CommandResult {
             return execute(&Options::program(common, program, arguments, report)?);
         }
         LabCommand::Check { common, args } => return execute(&Options::check(common, args)?),
+        LabCommand::CheckImage(options) => return Ok(outcome(lab::check_image(&options)?)),
         LabCommand::Selftests { common, tests } => {
             return execute(&Options::selftests(common, tests));
         }

@@ -18,6 +18,7 @@ mod bisect;
 mod cache;
 mod check;
 mod command;
+mod image;
 mod in_use;
 pub mod interrupt;
 mod jobs;
@@ -61,12 +62,14 @@ pub use self::{
     cache::{CacheCommand, PruneOptions, execute as execute_cache_command},
     check::replay::ReplayOptions,
     host::{expect, init::run_as_pid_1},
+    image::check_image,
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
     ledger::{LedgerOptions, ledger},
     options::{
         BuildOptions, CheckArgs, CommonOptions, ExecutionOptions, FindingsOptions, GuestMatrix,
-        HostOptions, KernelOptions, Locations, Matrix, Options, OutputOptions, ProgramMatrix,
-        ProgramOptions, ReportOptions, SelftestOptions, SourceOptions, TestProgram, Workload,
+        HostOptions, ImageOptions, KernelOptions, Locations, Matrix, Options, OutputOptions,
+        ProgramMatrix, ProgramOptions, ReportOptions, SelftestOptions, SourceOptions, TestProgram,
+        Workload,
     },
     report::{RunStatus, check_report::check_trace},
     steps::{Step, step},

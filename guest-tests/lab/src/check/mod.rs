@@ -26,5 +26,5 @@ mod trace;
 
 pub use self::{
     places::Places,
-    setup::{Hardware, Setup},
+    setup::{Hardware, ObservedSymbol, Setup},
 };

@@ -32,7 +32,9 @@ pub struct Hardware<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Setup {
-    pub linux: LinuxVersion,
+    /// `None` for an image without Linux.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linux: Option<LinuxVersion>,
     pub cpu: String,
     cpus: u8,
     memory: Bytes,
@@ -81,6 +83,31 @@ enum RoleText {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct FunctionRole(#[serde(with = "RoleText")] Role);
 
+/// A function of an image without Linux that is observed.
+#[derive(Debug, Clone)]
+pub struct ObservedSymbol {
+    /// Number in the trace.
+    pub number: u16,
+    pub name: String,
+    pub start: u64,
+    pub end: u64,
+    pub used_for: Use,
+}
+
+impl ObservedSymbol {
+    /// Returns the arguments of the plugin that report this function, each after a comma.
+    pub fn plugin_arguments(&self) -> String {
+        let Self { number, start, end, used_for, .. } = self;
+        match used_for {
+            Use::Role(_) | Use::Memory { .. } => format!(",function={number}:{start:x}:{end:x}"),
+            Use::Lock(offset) => {
+                format!(",function={number}:{start:x}:{start:x},lock={number}:{offset:x}")
+            }
+            Use::Free(offset) => format!(",free={start:x}:{offset:x}"),
+        }
+    }
+}
+
 /// A rule that is not applied.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Unapplied {
@@ -100,7 +127,7 @@ impl Setup {
             Some((function.number, Function { name: function.name.to_owned(), role }))
         });
         let mut setup = Self {
-            linux,
+            linux: Some(linux),
             cpu: hardware.cpu.to_owned(),
             cpus: u8::try_from(hardware.cpus).unwrap_or(u8::MAX),
             memory: hardware.memory,
@@ -113,21 +140,52 @@ impl Setup {
             missing: hypervisor.missing.iter().map(|name| (*name).to_owned()).collect(),
             unapplied: Vec::new(),
         };
-        setup.unapplied = setup.unapplied(hypervisor);
+        setup.unapplied = setup.unapplied();
+        setup
+    }
+
+    /// Returns the setup of an image without Linux.
+    pub fn of_image(functions: &[ObservedSymbol], hardware: Hardware<'_>) -> Self {
+        let functions = functions.iter().map(|function| {
+            let role = match function.used_for {
+                Use::Role(role) | Use::Memory { role, .. } => Some(FunctionRole(role)),
+                Use::Lock(_) | Use::Free(_) => None,
+            };
+            (function.number, Function { name: function.name.clone(), role })
+        });
+        let mut setup = Self {
+            linux: None,
+            cpu: hardware.cpu.to_owned(),
+            cpus: u8::try_from(hardware.cpus).unwrap_or(u8::MAX),
+            memory: hardware.memory,
+            lock: Lock::Spinlock,
+            locked_entry: None,
+            functions: functions.collect(),
+            missing: Vec::new(),
+            unapplied: Vec::new(),
+        };
+        setup.unapplied = setup.unapplied();
         setup
     }
 
     /// Returns the rules that cannot be applied, sorted.
-    fn unapplied(&self, hypervisor: &Hypervisor) -> Vec<Unapplied> {
-        let has = |test: fn(&Use) -> bool| {
-            hypervisor.functions.iter().any(|function| test(&function.used_for))
-        };
+    fn unapplied(&self) -> Vec<Unapplied> {
         let mut unapplied = self.hypervisor().unchecked_rules();
-        if !has(|used_for| matches!(used_for, Use::Role(Role::Call))) {
-            unapplied.push((Rule::ReductionNotComplete, "no call by user space is known"));
+        let has = |role| self.functions.values().any(|function| function.role == role);
+        // A lock shows when a mapping must be removed, a call also when a permission must be.
+        if !has(Some(FunctionRole(Role::Call))) && !has(None) {
+            unapplied.push((Rule::ReductionNotComplete, "no end of an operation is known"));
         }
-        if !has(|used_for| matches!(used_for, Use::Lock(_))) {
-            let rules = [Rule::LockDiscipline, Rule::SharedStore, Rule::VmidNotRestored];
+        if !has(None) {
+            let rules = [
+                Rule::LockDiscipline,
+                Rule::SharedStore,
+                Rule::VmidNotRestored,
+                // Violations that are seen at the end of an operation.
+                Rule::ContiguousRun,
+                Rule::ReturnedUnclean,
+                Rule::TableRemovalSpan,
+            ];
             unapplied.extend(rules.map(|rule| (rule, "no function that has the lock is known")));
         }
         let text = |(rule, reason): (Rule, &str)| Unapplied {
@@ -188,6 +246,28 @@ pub mod tests {
         let hypervisor = Hypervisor::new(linux, Code { symbols: &symbols, image: &[] });
         let hardware = Hardware { cpu: "neoverse-n1", cpus: 2, memory: Bytes::gib(1) };
         Setup::new(linux, &hypervisor, hardware)
+    }
+
+    #[test]
+    fn an_image_is_checked_by_the_rules_that_its_functions_show() {
+        let hardware = Hardware { cpu: "max", cpus: 2, memory: Bytes::mib(64) };
+        let observed = |number, used_for| {
+            let (name, start, end) = ("f".to_owned(), 0x4020_0000, 0x4020_0040);
+            ObservedSymbol { number, name, start, end, used_for }
+        };
+        let functions = [observed(1, Use::Lock(8)), observed(2, Use::Role(Role::Call))];
+        let unapplied = |functions| {
+            let disabled = Setup::of_image(functions, hardware).machine().disabled_rules;
+            let rules = [Rule::TableRemovalSpan, Rule::ReductionNotComplete, Rule::BreakBeforeMake];
+            rules.map(|rule| disabled.contains(&rule))
+        };
+
+        assert_eq!(unapplied(&[]), [true, true, false]);
+        assert_eq!(unapplied(&functions[..1]), [false, false, false]);
+        assert_eq!(unapplied(&functions), [false, false, false]);
+        let arguments: String = functions.iter().map(ObservedSymbol::plugin_arguments).collect();
+        let expected = ",function=1:40200000:40200000,lock=1:8,function=2:40200000:40200040";
+        assert_eq!(arguments, expected);
     }
 
     #[test]

@@ -74,7 +74,9 @@ impl SymbolTable {
 
     /// Returns the address in the kernel's image of an instruction that may run at EL2.
     fn kernel_address(&self, address: u64) -> Option<u64> {
-        if address >> 63 == 1 {
+        // An image without Linux may have no high address.
+        let is_low = self.symbols.last().is_some_and(|(last, _)| last >> 63 == 0);
+        if address >> 63 == 1 || is_low {
             return Some(address);
         }
         let text = self.nvhe_text.as_ref()?;
@@ -116,6 +118,13 @@ mod tests {
         assert_eq!(place(0x7f00_401f_f008), name("__tlb_switch_to_guest"));
         assert_eq!(place(0x7f00_4020_0808), name("__kvm_tlb_flush_vmid"));
         assert_eq!(place(0x7f00_4010_0000), None);
+    }
+
+    #[test]
+    fn an_image_without_linux_has_low_addresses() {
+        let table = SymbolTable::parse("0000000040200000 T handle_exit\n");
+
+        assert_eq!(table.place(0x4020_0008).unwrap().function, "handle_exit");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod check;
 mod execution;
 mod host;
+mod image;
 mod kernels;
 mod workload;
 
@@ -23,6 +24,7 @@ pub use self::{
     check::{CheckArgs, CheckFormat, CheckOptions, FindingsOptions},
     execution::{ExecutionOptions, ExecutorKind},
     host::HostOptions,
+    image::ImageOptions,
     kernels::{BuildOptions, KernelOptions, SourceOptions},
     workload::{
         GuestMatrix, Matrix, ProgramMatrix, ProgramOptions, SelftestOptions, TestProgram, Workload,

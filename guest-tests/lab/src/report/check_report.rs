@@ -55,9 +55,21 @@ pub fn publish(
             });
         }
     }
+    publish_jobs(options, run_directory.path(), jobs)
+}
+
+/// Writes the report of these jobs to a directory, and prints it. A finding fails the run.
+///
+/// # Errors
+/// A job failed, so that findings may be missing.
+pub fn publish_jobs(
+    options: &FindingsOptions,
+    directory: &Path,
+    jobs: Vec<CheckedJob>,
+) -> Result<RunStatus, LabError> {
     let report = Report::new(jobs, &read_suppressions(options)?);
     for (file, format) in FILES {
-        Shell::new(false).write(&run_directory.path().join(file), text(&report, format))?;
+        Shell::new(false).write(&directory.join(file), text(&report, format))?;
     }
     finish(&report, options.format)
 }
@@ -74,7 +86,7 @@ pub fn check_trace(
     let (setup, checked) = replay(options)?;
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let job = CheckedJob {
-        kernel: format!("Linux {}", setup.linux),
+        kernel: setup.linux.map_or("image".to_owned(), |version| format!("Linux {version}")),
         job: name(&options.trace),
         checked: Some(checked),
         error: None,
