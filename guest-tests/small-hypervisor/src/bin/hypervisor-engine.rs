@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The hypervisor on the engine.
+#![cfg_attr(target_os = "none", no_std, no_main)]
+
+#[cfg(target_os = "none")]
+granule_small_hypervisor::program!(granule_small_hypervisor::engine::EngineTable<true>);
+
+#[cfg(not(target_os = "none"))]
+fn main() {}
