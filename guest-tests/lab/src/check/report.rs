@@ -126,14 +126,16 @@ impl Report {
             || !self.unchecked_kernels().is_empty()
     }
 
-    /// Returns the kernels whose jobs ran no guest that could be checked.
+    /// Returns the kernels whose jobs ran no guest that could be checked, although none failed.
     fn unchecked_kernels(&self) -> BTreeSet<&str> {
         let kernels = |selects: fn(&CheckedJob) -> bool| {
             let jobs = self.jobs.iter().filter(move |job| selects(job));
             jobs.map(|job| job.kernel.as_str()).collect::<BTreeSet<_>>()
         };
-        let (with_guests, all) = (kernels(|job| job.guests() > Some(0)), kernels(|_| true));
-        all.difference(&with_guests).copied().collect()
+        let has_reason = |job: &CheckedJob| {
+            job.guests() > Some(0) || job.error.is_some() || job.summary_error().is_some()
+        };
+        kernels(|_| true).difference(&kernels(has_reason)).copied().collect()
     }
 
     /// Formats the report as text.

@@ -59,7 +59,9 @@ pub fn instrument(insn: *mut sys::qemu_plugin_insn, address: u64, word: u32) {
         on_execution(insn, number);
     }
     if accesses_memory(word) {
-        on_stores(insn, address, store_kind(word));
+        // QEMU translates an instruction for one exception level, that of the running CPU.
+        let callback = if observer.is_at_el2() { on_store_at_el2 } else { on_store };
+        on_stores(insn, callback, address, store_kind(word));
     }
 }
 
@@ -73,9 +75,16 @@ fn on_execution(insn: *mut sys::qemu_plugin_insn, number: usize) {
     }
 }
 
+type StoreCallback = unsafe extern "C" fn(c_uint, sys::qemu_plugin_meminfo_t, u64, *mut c_void);
+
 /// Registers a callback behind each store of an instruction. Its data are the address, and the kind
 /// in the two low bits, which are zero in addresses of A64 instructions.
-fn on_stores(insn: *mut sys::qemu_plugin_insn, address: u64, kind: StoreKind) {
+fn on_stores(
+    insn: *mut sys::qemu_plugin_insn,
+    callback: StoreCallback,
+    address: u64,
+    kind: StoreKind,
+) {
     let registers = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_R_REGS;
     let stores = sys::qemu_plugin_mem_rw::QEMU_PLUGIN_MEM_W;
     let kind = match kind {
@@ -87,7 +96,7 @@ fn on_stores(insn: *mut sys::qemu_plugin_insn, address: u64, kind: StoreKind) {
     let data = std::ptr::without_provenance_mut(number);
     // SAFETY: `insn` is valid during translation; the callback takes `data` as a number.
     unsafe {
-        sys::qemu_plugin_register_vcpu_mem_cb(insn, Some(on_store), registers, stores, data);
+        sys::qemu_plugin_register_vcpu_mem_cb(insn, Some(callback), registers, stores, data);
     }
 }
 
@@ -96,6 +105,29 @@ unsafe extern "C" fn on_store(
     info: sys::qemu_plugin_meminfo_t,
     virt: u64,
     data: *mut c_void,
+) {
+    // SAFETY: QEMU calls this behind a store.
+    unsafe { report_store(info, virt, data, false) };
+}
+
+/// Reports a store at EL2, also while HCR_EL2 selects a guest.
+unsafe extern "C" fn on_store_at_el2(
+    _: c_uint,
+    info: sys::qemu_plugin_meminfo_t,
+    virt: u64,
+    data: *mut c_void,
+) {
+    // SAFETY: QEMU calls this behind a store.
+    unsafe { report_store(info, virt, data, true) };
+}
+
+/// # Safety
+/// `info` describes the access that has just been executed.
+unsafe fn report_store(
+    info: sys::qemu_plugin_meminfo_t,
+    virt: u64,
+    data: *mut c_void,
+    is_at_el2: bool,
 ) {
     let (Some(observer), Some(cpu)) = (OBSERVER.get(), cpu()) else { return };
     // SAFETY: QEMU passes the description of the access that has just been executed.
@@ -113,7 +145,7 @@ unsafe extern "C" fn on_store(
         1 => StoreKind::Release,
         _ => StoreKind::Swap,
     };
-    let store = Store { cpu, address: number & !3, kind };
+    let store = Store { cpu, address: number & !3, kind, is_at_el2 };
     // SAFETY: the description is valid during this call.
     observer.store(store, phys, || 1 << unsafe { sys::qemu_plugin_mem_size_shift(info) });
 }

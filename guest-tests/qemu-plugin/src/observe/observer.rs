@@ -61,6 +61,9 @@ pub struct Store {
     pub address: u64,
     /// Manner in which the instruction writes.
     pub kind: StoreKind,
+    /// Indicates that the instruction is known to run at EL2. Other ones run the host unless
+    /// HCR_EL2 selects a guest.
+    pub is_at_el2: bool,
 }
 
 /// The observer of a machine.
@@ -115,7 +118,7 @@ impl Observer {
     #[inline]
     pub fn store(&self, store: Store, phys: PhysAddr, size: impl FnOnce() -> u64) {
         let Some(cpu) = self.cpus.get(usize::from(store.cpu)) else { return };
-        if cpu.selects_guest.load(Ordering::Relaxed) {
+        if !store.is_at_el2 && cpu.selects_guest.load(Ordering::Relaxed) {
             return;
         }
         let writer = Writer { cpu: store.cpu, epoch: cpu.epoch.load(Ordering::Relaxed) };
@@ -211,6 +214,11 @@ impl Observer {
         !cpu.selects_guest.load(Ordering::Relaxed) || self.machine.exception_level() >= 2
     }
 
+    /// Returns whether the running CPU is at EL2.
+    pub fn is_at_el2(&self) -> bool {
+        self.machine.exception_level() >= 2
+    }
+
     fn enter(&self, cpu: u8, function: &Function) {
         let mut arguments = [0, 1, 2, 3].map(|number| self.machine.register(number));
         let state = &mut *self.state();
@@ -253,7 +261,7 @@ impl Observer {
     }
 
     fn report_store(&self, store: Store, range: (PhysAddr, u64), value: StoredValue) {
-        let (Store { cpu, address, kind }, phys) = (store, range.0);
+        let (Store { cpu, address, kind, .. }, phys) = (store, range.0);
         let state = &mut *self.state();
         if self.pages.has(phys, PageFlag::Table) {
             for change in state.tables.store(&*self.machine, &self.pages, range, value) {
@@ -363,7 +371,8 @@ impl Observer {
     /// Records that the instruction at `address` writes a virtual range. Pages that are not mapped
     /// fault, and the instruction is executed again.
     fn write_range(&self, (cpu, address): (u8, u64), virt: u64, size: u64, value: StoredValue) {
-        let store = Store { cpu, address, kind: StoreKind::Plain };
+        // A guest's instructions have no callback that writes a range.
+        let store = Store { cpu, address, kind: StoreKind::Plain, is_at_el2: false };
         let epoch = self.cpus[usize::from(cpu)].epoch.load(Ordering::Relaxed);
         let end = virt.saturating_add(size);
         let mut start = virt;

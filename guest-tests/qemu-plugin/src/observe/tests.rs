@@ -86,7 +86,8 @@ impl Bench {
     /// Stores eight bytes.
     fn store(&self, cpu: u8, phys: u64, value: u64, kind: StoreKind) {
         self.machine.write(phys, value);
-        self.observer.store(Store { cpu, address: 0x2000, kind }, PhysAddr(phys), || 8);
+        let store = Store { cpu, address: 0x2000, kind, is_at_el2: false };
+        self.observer.store(store, PhysAddr(phys), || 8);
     }
 
     fn set_root(&self, cpu: u8) {
@@ -170,13 +171,25 @@ fn a_guest_is_not_observed_but_the_host_at_el2_is() {
     bench.execute(0, HCR_X0, 0);
     bench.store(0, TABLE, 1, StoreKind::Plain);
     bench.store(1, TABLE + 4096, 1, StoreKind::Plain);
+    assert!(!bench.observer.is_at_el2());
     el(2);
+    assert!(bench.observer.is_at_el2());
+    bench.machine.write(ROOT, 1);
+    let store = Store { cpu: 0, address: 0x2000, kind: StoreKind::Plain, is_at_el2: true };
+    bench.observer.store(store, PhysAddr(ROOT), || 8);
     bench.execute(0, ISB, 0);
     bench.execute(0, HCR_X0, 0);
     bench.store(0, TABLE, 1, StoreKind::Plain);
 
-    let expected = ["0 hcr 1", "1 write 40003000", "0 isb", "0 hcr 0", "0 write 40002000"];
-    assert_eq!(bench.finish()[3..8], expected);
+    let expected = [
+        "0 hcr 1",
+        "1 write 40003000",
+        "0 store 40001000 0 1 plain",
+        "0 isb",
+        "0 hcr 0",
+        "0 write 40002000",
+    ];
+    assert_eq!(bench.finish()[3..9], expected);
 }
 
 #[test]

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The observer's rules for calls of a hypervisor's functions.
+
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
+
+mod support;
+
+use granule_stage2::check::{
+    Rule,
+    machine::{Hypervisor, LockType, Role},
+};
+use support::machine::rules;
+
+/// CPU 0 handles an abort: it looks up the page, maps it, and marks it dirty. The table has a reference
+/// for its entry, and the root for the table.
+const FAULT: &str = "
+0 stack 1 ffff800010053174
+0 vtcr 80023558
+0 hcr 488000000
+0 enter 8 2000 0 0 0
+0 leave 8 41180000
+0 table 41180000 1 -
+0 vttbr 1000041180000
+0 isb
+0 enter 1 ffff000001000000 0 0 0
+0 enter 6 0 0 0 0
+0 enter 5 0 0 0 0
+0 leave 5 41a00
+0 word 50000000 0 1
+0 enter 6 0 0 0 0
+0 dc civac 41a00000 200000 @1
+0 dsb sy
+0 enter 9 ffff000001000080 0 0 0
+0 leave 9 41184000
+0 enter 10 41184000 0 0 0
+0 enter 10 41180000 0 0 0
+0 table 41184000 2 0 0=40000041a007fd
+0 store 41180000 0 41184003 release @1
+0 enter 4 ffff000001000000 10 0 0
+0 word 50000000 1 0
+0 leave 1 0
+";
+
+/// The host frees the table without an invalidation.
+const UNMAP: &str = "
+0 word 50000000 0 1
+0 store 41180000 41184003 0 plain @1
+0 enter 11 41180000 0 0 0
+0 enter 11 41184000 0 0 0
+0 enter 11 41184000 0 0 0
+";
+
+#[test]
+fn a_fault_that_keeps_the_rules_of_calls_has_no_finding() {
+    assert_eq!(rules(FAULT), []);
+}
+
+#[test]
+fn each_missing_call_is_found() {
+    let lock = "0 word 50000000 0 1\n";
+    for (step, replacement, rule) in [
+        ("0 enter 4 ffff000001000000 10 0 0\n", "", Rule::NotMarkedDirty),
+        ("0 enter 4 ffff000001000000 10 ", "0 enter 4 ffff000001000000 200 ", Rule::NotMarkedDirty),
+        ("0 word 50000000 0 1\n0 enter 6 0 0 0 0\n", lock, Rule::StaleLookUp),
+        ("0 enter 10 41184000 0 0 0\n", "", Rule::WrongReferences),
+        ("0 enter 10 41180000 0 0 0\n", "", Rule::WrongReferences),
+    ] {
+        let trace = FAULT.replacen(step, replacement, 1);
+        assert_ne!(trace, FAULT, "{step}");
+
+        assert_eq!(rules(&trace), [rule], "{step:?}");
+    }
+}
+
+#[test]
+fn an_invalidation_between_look_up_and_map_is_found() {
+    let second = "
+0 enter 1 ffff000001000000 0 0 0
+0 enter 5 0 0 0 0
+0 leave 5 41c00
+INVALIDATION
+0 word 50000000 0 1
+0 enter 6 0 0 0 0
+0 dc civac 41c00000 200000 @1
+0 dsb sy
+0 enter 10 41184000 0 0 0
+0 store 41184008 0 40000041c007fd plain @1
+0 enter 4 ffff000001000000 200 0 0
+0 word 50000000 1 0
+0 leave 1 0
+";
+    let invalidation = "1 word 50000000 0 1\n1 enter 7 0 0 0 0\n1 word 50000000 1 0";
+    let with = |text| [FAULT, &second.replace("INVALIDATION", text)].concat();
+
+    assert_eq!(rules(&with("")), []);
+    assert_eq!(rules(&with(invalidation)), [Rule::StaleLookUp]);
+}
+
+#[test]
+fn a_table_that_is_freed_before_the_invalidation_is_found() {
+    assert_eq!(rules(&[FAULT, UNMAP].concat()), [Rule::FreedWhileWalked]);
+}
+
+#[test]
+fn a_table_may_be_freed_before_the_invalidation_of_its_last_leaf() {
+    let unmap = "
+0 hcr 480000000
+0 isb
+0 enter 2 0 0 0 0
+0 word 50000000 0 1
+0 store 41184000 40000041a007fd 0 plain @1
+0 enter 11 41184000 0 0 0
+0 store 41180000 41184003 0 plain @1
+0 dsb ishst
+0 tlbi ipas2e1is 0 @1
+0 dsb ish
+0 tlbi vmalle1is 0 @1
+0 dsb ish
+0 enter 11 41180000 0 0 0
+0 enter 11 41184000 0 0 0
+0 dc civac 41a00000 200000 @1
+0 dsb sy
+0 word 50000000 1 0
+0 leave 2 0
+";
+    // A hint of the leaf's level invalidates the table only if it is missing.
+    let only_leaf = unmap.replace("ipas2e1is 0", "ipas2e1is 600000000000");
+
+    assert_eq!(rules(&[FAULT, unmap].concat()), []);
+    assert!(rules(&[FAULT, &only_leaf].concat()).contains(&Rule::FreedWhileWalked));
+}
+
+#[test]
+fn a_table_page_that_is_freed_while_it_is_linked_is_found() {
+    let free = |page| [FAULT, &format!("0 enter 12 {page} 0 0 0\n")].concat();
+
+    assert_eq!(rules(&free("41a00000")), []);
+    assert_eq!(rules(&free("41184000")), [Rule::FreedWhileWalked]);
+}
+
+/// CPU 0 handles a permission fault: it makes the block writable and marks its first page dirty.
+const RELAX: &str = "
+0 enter 1 ffff000001000000 0 0 0
+0 word 50000000 0 1
+0 store 41184000 40000041a0077d 40000041a007fd plain @1
+0 dsb ishst
+0 hcr 480000000
+0 isb
+0 tlbi ipas2e1 0 @1
+0 dsb nsh
+0 tlbi vmalle1 0 @1
+0 dsb nsh
+0 hcr 488000000
+0 isb
+0 enter 4 ffff000001000000 10 0 0
+0 word 50000000 1 0
+0 leave 1 0
+";
+
+#[test]
+fn a_fault_that_relaxes_a_leaf_invalidates_it_on_its_own_cpu() {
+    let start = FAULT.replace("40000041a007fd", "40000041a0077d");
+    let relax = |removed: &str| {
+        let trace = [&start, &*RELAX.replace(removed, "")].concat();
+        rules(&trace)
+    };
+
+    assert_eq!(relax("none"), []);
+    for step in ["0 tlbi ipas2e1 0 @1\n", "0 dsb nsh\n", "0 tlbi vmalle1 0 @1\n"] {
+        assert_eq!(relax(step), [Rule::NoProgress], "{step:?}");
+    }
+}
+
+#[test]
+fn a_block_that_becomes_writable_under_logging_is_found() {
+    let start = FAULT.replace("40000041a007fd", "40000041a0077d");
+    let with = |changes: &[&str]| rules(&[&start, &*changes.concat(), RELAX].concat());
+    let (prepare, commit) = ("0 enter 13 50000000 0 200 1\n", "0 enter 14 50000000 0 200 1\n");
+
+    assert_eq!(with(&[prepare]), [], "faults may not observe the change");
+    assert_eq!(with(&[prepare, commit]), [Rule::NotMarkedDirty]);
+    assert_eq!(with(&[commit, "0 enter 13 50000000 0 200 0\n"]), [], "logging ends");
+    assert_eq!(with(&["0 enter 14 50000000 200 200 1\n"]), [], "other addresses");
+    assert_eq!(with(&["0 enter 14 60000000 0 200 1\n"]), [], "another guest");
+}
+
+#[test]
+fn rules_without_a_function_are_unchecked() {
+    let hypervisor = |functions: &[(u16, Role)]| Hypervisor {
+        lock: LockType::Spinlock,
+        locked_entry: None,
+        functions: functions.iter().copied().collect(),
+    };
+    let is_unchecked = |hypervisor: &Hypervisor, rule| {
+        hypervisor.unchecked_rules().iter().any(|(unchecked, _)| *unchecked == rule)
+    };
+
+    let none = hypervisor(&[]);
+    let dirty = hypervisor(&[(1, Role::Abort), (2, Role::MarkDirty { argument: 2 })]);
+
+    assert!(is_unchecked(&none, Rule::NotMarkedDirty) && is_unchecked(&none, Rule::StaleLookUp));
+    assert!(is_unchecked(&none, Rule::WrongReferences) && !is_unchecked(&none, Rule::WrongTtl));
+    assert!(!is_unchecked(&dirty, Rule::NotMarkedDirty) && is_unchecked(&dirty, Rule::StaleLookUp));
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! An observed machine of two CPUs whose hypervisor has a function for each role.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use granule_stage2::{
+    PhysAddr,
+    check::{
+        Rule,
+        machine::{Hypervisor, LockType, Machine, MachineEvent, Observer, Role},
+    },
+};
+
+/// Returns an observer that has seen a trace.
+pub fn observe(trace: &str, lock: LockType) -> Observer {
+    let functions = [(2, Role::Call), (1, Role::Abort), (4, Role::MarkDirty { argument: 1 })];
+    let look_up = [(5, Role::LookUp), (6, Role::ReadSequence), (7, Role::ChangeSequence)];
+    let tables = [
+        (8, Role::Allocate { has_size: true }),
+        (9, Role::Allocate { has_size: false }),
+        (10, Role::GetTable),
+        (11, Role::PutTable),
+        (12, Role::FreePage),
+        (13, Role::PrepareMemory),
+        (14, Role::CommitMemory),
+    ];
+    let functions = BTreeMap::from_iter(functions.into_iter().chain(look_up).chain(tables));
+    let mut observer = Observer::new(Machine {
+        cpus: 2,
+        memory: (PhysAddr(0x4000_0000), 1 << 30),
+        hypervisor: Hypervisor { lock, locked_entry: None, functions },
+        disabled_rules: BTreeSet::from([Rule::OutsideSlot]),
+    });
+    for line in trace.lines().filter(|line| !line.is_empty()) {
+        observer.observe(&line.parse::<MachineEvent>().unwrap());
+    }
+    observer
+}
+
+/// Returns the violated rules of a trace of one guest.
+pub fn rules(trace: &str) -> Vec<Rule> {
+    let observer = observe(trace, LockType::Spinlock);
+    assert_eq!(observer.totals().guests, 1);
+    observer.findings().iter().map(|finding| finding.rule).collect()
+}
