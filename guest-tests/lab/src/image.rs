@@ -61,6 +61,7 @@ pub fn check_image(options: &ImageOptions) -> Result<RunStatus, LabError> {
         memory: options.memory,
         quantum: QUANTUM,
         costs: None,
+        hold: None,
     };
     emulator::probe(&qemu, &machine, Some(&plugin))?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -43,6 +43,7 @@ mod host {
     pub mod emulator;
     pub mod expect;
     pub mod guest_init;
+    pub mod hold;
     pub mod init;
     pub mod initramfs;
     pub mod job;

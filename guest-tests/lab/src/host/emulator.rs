@@ -18,7 +18,10 @@ use granule_types::units::{Bytes, Nanoseconds};
 use crate::{
     LabError,
     command::{Command, CommandError},
-    host::costs::CostTable,
+    host::{
+        costs::CostTable,
+        hold::{self, Hold},
+    },
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +34,8 @@ pub struct EmulatedMachine {
     pub quantum: Nanoseconds,
     /// Costs of instructions in elapsed time.
     pub costs: Option<CostTable>,
+    /// Hold of a CPU at a function.
+    pub hold: Option<Hold>,
 }
 
 impl EmulatedMachine {
@@ -38,9 +43,10 @@ impl EmulatedMachine {
     pub fn describe(&self) -> String {
         let Self { cpu, cpus, memory, quantum: Nanoseconds(quantum), .. } = self;
         let costs = self.costs.as_ref().map_or_else(String::new, |costs| format!(", {costs}"));
+        let hold = self.hold.as_ref().map_or_else(String::new, |hold| format!(", hold {hold}"));
         format!(
             "-M virt,virtualization=on -cpu {cpu} -smp {cpus} -m {memory} -icount shift=0, \
-             skew_tick=1, turns of {quantum} ns{costs}"
+             skew_tick=1, turns of {quantum} ns{costs}{hold}"
         )
     }
 
@@ -68,6 +74,16 @@ impl EmulatedMachine {
             .args(["-rtc", "clock=vm,base=2000-01-01"])
             .args(["-nic", "none", "-display", "none", "-monitor", "none"])
             .arg("-no-reboot")
+    }
+
+    /// Returns the arguments of an emulator that waits for the client of a hold, if there is one.
+    pub fn hold_arguments(&self, directory: &Path) -> Vec<String> {
+        let socket = "socket,id=gdb,server=on,wait=off,path=";
+        let socket = path_option(socket, &directory.join(hold::SOCKET));
+        match self.hold {
+            Some(_) => ["-S", "-chardev", &socket, "-gdb", "chardev:gdb"].map(str::to_owned).into(),
+            None => Vec::new(),
+        }
     }
 
     /// Returns the value of `-plugin` that measures this machine and writes counts to a file.
@@ -163,7 +179,7 @@ mod tests {
             return granule_types::testing::skip(error);
         }
         let (cpu, memory, quantum) = ("no-such-cpu".into(), Bytes::mib(64), Nanoseconds(100));
-        let machine = EmulatedMachine { cpu, cpus: 1, memory, quantum, costs: None };
+        let machine = EmulatedMachine { cpu, cpus: 1, memory, quantum, costs: None, hold: None };
 
         let error = probe(qemu, &machine, None).unwrap_err().to_string();
 

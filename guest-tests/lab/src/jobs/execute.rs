@@ -29,6 +29,7 @@ use crate::{
     host::{
         emulator::{self, kernel_command_line, path_option},
         guest_init,
+        hold::ResolvedHold,
         initramfs::{self, ArchiveEntry},
         job::{FACTS_PATH, JOB_PATH, KERNEL_TEST_PATH, receive_report},
     },
@@ -41,10 +42,10 @@ use crate::{
         outcome::{JobError, JobOutcome, find_oops, find_splat},
         outcome_file::{Failure, OutcomeFile},
     },
-    kernel::Kernel,
+    kernel::{Kernel, image::function_address},
     observing_emulator::find_observing_emulator,
     options::{CheckOptions, CommonOptions, DEFAULT_QEMU, DefaultPrograms, Paths},
-    shell::{FileHashes, Shell, sha256},
+    shell::{self, FileHashes, Shell, sha256},
 };
 
 const CONSOLE_FILE: &str = "console.log";
@@ -130,6 +131,7 @@ impl Executor {
             shell.run(&command)?;
             return Ok(None);
         }
+        let hold = resolve_hold(kernel, job)?;
         shell.write(&directory.join("job.json"), &job_text)?;
         shell.write(&directory.join("facts.json"), &facts_text)?;
         let packed = initramfs::pack(&contents)?;
@@ -137,15 +139,22 @@ impl Executor {
             .map_err(|e| CommandError::file("write", &archive, e))?;
         drop(packed);
         shell.write(&directory.join("command"), format!("{command}\n"))?;
-        let ended = match (&self.check, &observed) {
-            (Some(check), Some(observed)) => {
-                observed.run(job, directory, check.keep_trace, || shell.run(&command))?
-            }
-            _ => shell.run(&command),
+        let run = || match &hold {
+            Some(hold) => hold.run(directory, || shell.run(&command)),
+            None => (shell.run(&command), Ok(())),
+        };
+        let (ended, held) = match (&self.check, &observed) {
+            (Some(check), Some(observed)) => observed.run(job, directory, check.keep_trace, run)?,
+            _ => run(),
         };
         // The archive is large and can be rebuilt from its inputs.
         let _ = fs::remove_file(&archive);
-        let result = self.collect_outcome(job, directory, ended);
+        let has_succeeded = ended.is_ok();
+        let mut result = self.collect_outcome(job, directory, ended);
+        // A hold that failed ends the host without a report; a failed emulator ends the hold.
+        if let (true, Err(error)) = (has_succeeded, held) {
+            result = Err(error.into());
+        }
         OutcomeFile::of_result(self.inputs(kernel, job)?, &result).write(directory)?;
         result.map(Some)
     }
@@ -251,6 +260,7 @@ impl Executor {
         let console = path_option("file,id=console,path=", &directory.join(CONSOLE_FILE));
         machine
             .emulator(&self.qemu)
+            .args(machine.hold_arguments(directory))
             .args(["-chardev", &console, "-serial", "chardev:console", "-plugin", &plugin])
             .arg("-kernel")
             .arg(&kernel.image)
@@ -356,6 +366,14 @@ fn check_programs(paths: &Paths, dry: bool) -> Result<(), LabError> {
         }
     }
     Ok(())
+}
+
+/// Returns the hold of a job, at the addresses of a kernel.
+fn resolve_hold(kernel: &Kernel, job: &PlannedJob) -> Result<Option<ResolvedHold>, JobError> {
+    let Some(hold) = &job.machine.hold else { return Ok(None) };
+    let map = kernel.system_map.as_deref().map(shell::read).transpose()?.unwrap_or_default();
+    let map = String::from_utf8_lossy(&map);
+    Ok(Some(hold.resolve(|name| function_address(&map, name))?))
 }
 
 fn unserializable(error: serde_json::Error) -> CommandError {

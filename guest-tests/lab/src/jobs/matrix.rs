@@ -137,6 +137,7 @@ pub fn machine(host: &HostOptions, cpus: u32, memory: Bytes) -> EmulatedMachine 
         memory,
         quantum: Nanoseconds(host.quantum),
         costs: host.costs.clone(),
+        hold: host.hold.clone(),
     }
 }
 

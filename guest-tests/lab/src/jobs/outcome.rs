@@ -22,6 +22,7 @@ use crate::{
     command::{CommandError, indent, last_lines},
     host::{
         guest_init::ended_with_success,
+        hold::HoldError,
         job::{JobReport, ReportError, TestEnding},
     },
     jobs::{
@@ -57,6 +58,8 @@ pub enum JobError {
     Log(#[source] FileError),
     #[error(transparent)]
     Counts(#[from] CountError),
+    #[error(transparent)]
+    Hold(#[from] HoldError),
     /// Failure of a job that another process ran.
     #[error("{0}")]
     Recorded(String),

@@ -158,19 +158,22 @@ const COUNTED_FUNCTIONS: [(&str, &[&str]); 7] = [
     ("timer_ticks", &["update_process_times"]),
 ];
 
+/// Returns the address of a function in a `System.map`.
+pub fn function_address(system_map: &str, name: &str) -> Option<u64> {
+    system_map.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let address = u64::from_str_radix(words.next()?, 16).ok()?;
+        (words.nth(1)? == name).then_some(address)
+    })
+}
+
 /// Returns the names of counts with the addresses of their functions in a `System.map`.
 pub fn counted_functions(system_map: &str) -> Vec<(String, u64)> {
-    let address = |name: &str| {
-        system_map.lines().find_map(|line| {
-            let mut words = line.split_ascii_whitespace();
-            let address = u64::from_str_radix(words.next()?, 16).ok()?;
-            (words.nth(1)? == name).then_some(address)
-        })
-    };
     COUNTED_FUNCTIONS
         .iter()
         .filter_map(|(name, functions)| {
-            let address = functions.iter().find_map(|function| address(function))?;
+            let mut addresses = functions.iter();
+            let address = addresses.find_map(|function| function_address(system_map, function))?;
             Some(((*name).to_owned(), address))
         })
         .collect()

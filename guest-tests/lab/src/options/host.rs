@@ -7,7 +7,7 @@ use clap::value_parser;
 use granule_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::host::costs::CostTable;
+use crate::host::{costs::CostTable, hold::Hold};
 
 /// Program of the emulator on the search path.
 pub const DEFAULT_QEMU: &str = "qemu-system-aarch64";
@@ -31,6 +31,11 @@ pub struct HostOptions {
     /// [default: one nanosecond each]
     #[arg(long, value_name = "TABLE")]
     pub(crate) costs: Option<CostTable>,
+    /// Hold a CPU: once a CPU has called the host kernel's function AFTER, the next CPU that calls
+    /// FUNCTION waits there until another CPU calls UNTIL (docs/workloads.md)
+    #[arg(long, value_name = "AFTER:FUNCTION:UNTIL")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) hold: Option<Hold>,
     /// Memory of the emulated host [default: the requirement of the job]
     #[arg(long, value_name = "SIZE")]
     pub(crate) host_memory: Option<Bytes>,
