@@ -101,7 +101,8 @@ impl SeriesCheck<'_> {
             .arg(self.tree.join("scripts/checkpatch.pl"))
             .arg(format!("--root={}", self.tree.display()))
             .args(["--quiet", "--show-types", "--no-signoff"])
-            .args(["--ignore", "FILE_PATH_CHANGES"])
+            // The repository of the source has no history, in which a `Fixes:` line could be found.
+            .args(["--ignore", "FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID"])
             .arg(copy)
             .directory(self.scratch)
             .log(log);
