@@ -30,6 +30,8 @@ const DEADLINE_SECONDS: u64 = 3600;
 const SELFTEST_CPUS: u32 = 4;
 /// Size of the hugetlb pool of a selftest, rounded up to a page.
 const SELFTEST_POOL: Bytes = Bytes::mib(128);
+/// Backing of which a selftest has one page, if the base page size has it: sea_to_user requires it.
+const GIGANTIC_PAGE: Backing = Backing::AnonymousHugetlb(Some(Bytes(GIB)));
 
 /// One boot and its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -265,9 +267,12 @@ fn run_guest(
 /// Returns the job that runs a selftest.
 fn selftest(host: Host<'_>, program: &Path, arguments: &[String]) -> PlannedJob {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let (_, pools) = memory_and_pools(host, Backing::SharedHugetlb, SELFTEST_POOL);
+    let (_, mut pools) = memory_and_pools(host, Backing::SharedHugetlb, SELFTEST_POOL);
+    if host.page_size.has(GIGANTIC_PAGE) {
+        pools.insert(GIB, 1);
+    }
     let argv = [&[KERNEL_TEST_PATH.to_owned()], arguments].concat();
-    let mut planned = PlannedJob::new(host, name, (SELFTEST_CPUS, Bytes::gib(4)), argv, pools);
+    let mut planned = PlannedJob::new(host, name, (SELFTEST_CPUS, Bytes::gib(5)), argv, pools);
     planned.kernel_test = Some(program.to_owned());
     planned
 }
