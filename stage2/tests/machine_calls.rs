@@ -172,6 +172,24 @@ fn a_fault_that_relaxes_a_leaf_invalidates_it_on_its_own_cpu() {
 }
 
 #[test]
+fn a_leaf_that_is_younger_than_the_fault_needs_no_invalidation() {
+    let start = FAULT.replace("40000041a007fd", "40000041a0077d");
+    let relax = RELAX.replace("0 tlbi ipas2e1 0 @1\n", "");
+    let (abort, fault) = relax.split_once("0 word").unwrap();
+    // CPU 1 makes the entry that CPU 0 relaxes after both have faulted.
+    let other = "
+1 word 50000000 0 1
+1 store 41184000 40000041a0077d 40000041a0037d plain @1
+1 store 41184000 40000041a0037d 40000041a0077d plain @1
+1 word 50000000 1 0
+";
+    let fault = format!("0 word{fault}");
+
+    assert_eq!(rules(&[&start, abort, other, &fault].concat()), []);
+    assert_eq!(rules(&[&start, other, abort, &fault].concat()), [Rule::NoProgress]);
+}
+
+#[test]
 fn a_block_that_becomes_writable_under_logging_is_found() {
     let start = FAULT.replace("40000041a007fd", "40000041a0077d");
     let with = |changes: &[&str]| rules(&[&start, &*changes.concat(), RELAX].concat());

@@ -24,8 +24,12 @@ use crate::{
 struct Fault {
     /// Leaves that have become writable: the guest's number, first address and bytes.
     writable: Vec<(usize, Ipa, u64)>,
-    /// Leaves that were changed in place: the guest's number and first address.
+    /// Leaves that were changed in place: the guest's number and first address. A leaf that is
+    /// younger than the fault did not cause it: if its CPU holds it, the next fault handles that.
     changed: Vec<(usize, Ipa)>,
+    /// Entries that any CPU has changed since, and tables that have been linked.
+    changed_entries: BTreeSet<PhysAddr>,
+    linked_tables: BTreeSet<PhysAddr>,
     /// Pages that have been marked dirty.
     marked: Vec<Ipa>,
     /// The event that began the look-up in progress, in which an mmu_notifier may change entries.
@@ -224,6 +228,8 @@ impl Calls {
         if old.is_leaf(level)
             && new.is_leaf(level)
             && let Some(fault) = &mut self.faults[usize::from(cpu)]
+            && !fault.changed_entries.contains(&PhysAddr(entry.0))
+            && !fault.linked_tables.contains(&PhysAddr(entry.0).align_down(self.page_size))
         {
             fault.changed.push((number, ipa));
         }
@@ -289,6 +295,20 @@ impl Calls {
         let page = entry.align_down(self.page_size);
         if self.references.contains_key(&page) {
             self.changed.insert(page);
+        }
+    }
+
+    /// Records for the faults in progress that an entry has changed.
+    pub(super) fn age_faults_by_entry(&mut self, entry: PhysAddr) {
+        for fault in self.faults.iter_mut().flatten() {
+            fault.changed_entries.insert(entry);
+        }
+    }
+
+    /// Records for the faults in progress that a table has been linked.
+    pub(super) fn age_faults_by_table(&mut self, table: PhysAddr) {
+        for fault in self.faults.iter_mut().flatten() {
+            fault.linked_tables.insert(table);
         }
     }
 

@@ -366,6 +366,7 @@ impl Observer {
             self.totals.unknown_tables += u64::from(tables.is_empty());
             for (at, page) in &tables {
                 self.calls.change_entry(PhysAddr(at.0));
+                self.calls.age_faults_by_table(PhysAddr(at.0));
                 guest.checker.adopt_table(*at, entries_of(page), writer_of(page));
             }
             if tables.is_empty() {
@@ -378,6 +379,7 @@ impl Observer {
             (number, guest),
             MadeEntry { entry: at, level, old, broken, new },
         );
+        self.calls.age_faults_by_entry(entry);
         if let Some(table) = before.filter(|_| before != after) {
             pages.forget(table);
         }
