@@ -12,7 +12,11 @@ use super::{
     Workload,
     workload::{Load, ProgramMatrix, ProgramPlace},
 };
-use crate::{LabError, host::program::Program, values::LinuxVersion};
+use crate::{
+    LabError,
+    host::{hold::Hold, program::Program},
+    values::LinuxVersion,
+};
 
 /// Options of `granule lab check` beyond those of every run.
 #[derive(Debug, Clone, clap::Args)]
@@ -33,6 +37,10 @@ pub struct CheckArgs {
     /// Guest mode of the page-table test; a cortex-a72 supports P40V48_4K (5)
     #[arg(short = 'm', long, default_value = "2")]
     mode: GuestMode,
+    /// Hold a CPU: once a CPU has called the host kernel's function AFTER, the next CPU that calls
+    /// FUNCTION waits there until another CPU calls UNTIL (docs/checking.md)
+    #[arg(long, value_name = "AFTER:FUNCTION:UNTIL")]
+    hold: Option<Hold>,
     #[command(flatten)]
     check: CheckOptions,
 }
@@ -108,8 +116,9 @@ impl Options {
     ///
     /// # Errors
     /// The page size of the kernels is unknown, or the emulated host cannot execute the program.
-    pub fn check(common: CommonOptions, args: CheckArgs) -> Result<Self, LabError> {
-        let CheckArgs { test, test_arg, tests_of, load, mode, check } = args;
+    pub fn check(mut common: CommonOptions, args: CheckArgs) -> Result<Self, LabError> {
+        let CheckArgs { test, test_arg, tests_of, load, mode, hold, check } = args;
+        common.host.hold = hold;
         if !test_arg.is_empty()
             && matches!(test, CheckedTest::AllSelftests | CheckedTest::Selftest(_))
         {
@@ -184,6 +193,16 @@ mod tests {
         let guests = ["guest-anonymous-128M-4v-seed0", "guest-anonymous_hugetlb_2mb-128M-4v-seed0"];
         assert_eq!(job_names(&["--test", "guest"]), guests);
         assert_eq!(job_names(&["--test", "dirty_log_test -i 2"]), ["dirty_log_test"]);
+    }
+
+    #[test]
+    fn a_hold_applies_to_the_emulated_host() {
+        let hold = "a:b:c";
+
+        let checked = options(&["--hold", hold]).unwrap();
+
+        assert_eq!(checked.common.host.hold.map(|hold| hold.to_string()).as_deref(), Some(hold));
+        assert!(options(&["--hold", "a:b"]).unwrap_err().contains("AFTER:FUNCTION:UNTIL"));
     }
 
     #[test]

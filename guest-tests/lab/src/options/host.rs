@@ -31,9 +31,8 @@ pub struct HostOptions {
     /// [default: one nanosecond each]
     #[arg(long, value_name = "TABLE")]
     pub(crate) costs: Option<CostTable>,
-    /// Hold a CPU: once a CPU has called the host kernel's function AFTER, the next CPU that calls
-    /// FUNCTION waits there until another CPU calls UNTIL (docs/workloads.md)
-    #[arg(long, value_name = "AFTER:FUNCTION:UNTIL")]
+    /// Hold of a CPU, which `granule lab check` selects: elapsed times would be wrong.
+    #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hold: Option<Hold>,
     /// Memory of the emulated host [default: the requirement of the job]
