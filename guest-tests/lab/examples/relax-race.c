@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 // A program for `granule lab check --hold` in which dirty logging may miss pages (docs/checking.md).
-// It migrates 2 MiB of hugetlb memory or, with the argument thp, of a transparent huge page as a VMM
-// does, and compares source and copy:
+// It migrates 2 MiB of hugetlb memory as a VMM does, and compares source and copy. Arguments: thp, for
+// a transparent huge page; eager, to split blocks when logging is enabled.
 //
 //	user space			late vCPU			other vCPU
 //	logging on
@@ -34,6 +34,9 @@
 #define PAGE_SIZE 4096UL
 #define BLOCK_SIZE (2UL << 20)
 #define PAGES (BLOCK_SIZE / PAGE_SIZE)
+#ifndef KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE
+#define KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE 228
+#endif
 #define POOL "/proc/sys/vm/nr_hugepages"
 
 // Guest addresses: code and stage-1 table, data, and an address without memory, which ends a run.
@@ -189,13 +192,19 @@ static char *map_hugetlb(void)
 	return map(BLOCK_SIZE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1);
 }
 
-static void create_vm(void)
+static void create_vm(int is_eager)
 {
+	struct kvm_enable_cap split = {
+		.cap = KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE,
+		.args = { BLOCK_SIZE },
+	};
 	char *code = map(2 * PAGE_SIZE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
 	uint64_t *table = (uint64_t *)(code + PAGE_SIZE);
 
 	kvm = (int)check(open("/dev/kvm", O_RDWR), "/dev/kvm");
 	vm = (int)check(ioctl(kvm, KVM_CREATE_VM, 0), "KVM_CREATE_VM");
+	if (is_eager)
+		check(ioctl(vm, KVM_ENABLE_CAP, &split), "KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE");
 	// Blocks of 1 GiB: AF, inner shareable, attribute 0.
 	for (uint64_t entry = 0; entry < 4; entry++)
 		table[entry] = entry << 30 | 0x701;
@@ -213,11 +222,12 @@ int main(int count, char **arguments)
 	struct kvm_dirty_log log = { .slot = 1, .dirty_bitmap = bitmap };
 	unsigned int dirty = 0, different = 0;
 	char *copy = map(BLOCK_SIZE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+	const char *argument = count > 1 ? arguments[1] : "";
 	pthread_t thread;
 
 	run_on_cpu(0);
-	data = count > 1 && !strcmp(arguments[1], "thp") ? map_thp() : map_hugetlb();
-	create_vm();
+	data = !strcmp(argument, "thp") ? map_thp() : map_hugetlb();
+	create_vm(!strcmp(argument, "eager"));
 	check(-pthread_create(&thread, NULL, run_late_vcpu, NULL), "pthread_create");
 	usleep(ARRIVAL_US);
 	set_logging(0);
