@@ -18,10 +18,7 @@ use granule_types::units::{Bytes, Nanoseconds};
 use crate::{
     LabError,
     command::{Command, CommandError},
-    host::{
-        costs::CostTable,
-        hold::{self, Hold},
-    },
+    host::{costs::CostTable, hold::Hold},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,16 +71,6 @@ impl EmulatedMachine {
             .args(["-rtc", "clock=vm,base=2000-01-01"])
             .args(["-nic", "none", "-display", "none", "-monitor", "none"])
             .arg("-no-reboot")
-    }
-
-    /// Returns the arguments of an emulator that waits for the client of a hold, if there is one.
-    pub fn hold_arguments(&self, directory: &Path) -> Vec<String> {
-        let socket = "socket,id=gdb,server=on,wait=off,path=";
-        let socket = path_option(socket, &directory.join(hold::SOCKET));
-        match self.hold {
-            Some(_) => ["-S", "-chardev", &socket, "-gdb", "chardev:gdb"].map(str::to_owned).into(),
-            None => Vec::new(),
-        }
     }
 
     /// Returns the value of `-plugin` that measures this machine and writes counts to a file.

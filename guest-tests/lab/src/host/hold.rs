@@ -11,7 +11,7 @@ use std::{
     fmt,
     io::{self, BufRead as _, BufReader, Write as _},
     os::unix::net::UnixStream,
-    path::Path,
+    path::PathBuf,
     str::FromStr,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
@@ -19,10 +19,8 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 use thiserror::Error;
-
-/// Name of the socket of QEMU's GDB stub in a job's directory.
-pub const SOCKET: &str = "gdb.socket";
 
 /// Time between two attempts to connect to an emulator that starts.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
@@ -104,6 +102,34 @@ impl Hold {
     }
 }
 
+/// The socket of QEMU's GDB stub, in a temporary directory: the path of a job's directory may exceed
+/// the length of a socket's address.
+#[derive(Debug)]
+pub struct GdbSocket {
+    /// The directory, which is removed when the socket is dropped; `None` in a dry run.
+    _directory: Option<TempDir>,
+    path: PathBuf,
+}
+
+impl GdbSocket {
+    /// Returns a socket that QEMU creates.
+    ///
+    /// # Errors
+    /// The directory cannot be created.
+    pub fn new(is_dry_run: bool) -> io::Result<Self> {
+        let directory = if is_dry_run { None } else { Some(tempfile::tempdir()?) };
+        let path = directory.as_ref().map_or_else(PathBuf::new, |made| made.path().to_owned());
+        Ok(Self { _directory: directory, path: path.join("gdb.socket") })
+    }
+
+    /// Returns the arguments of an emulator that waits for a client.
+    pub fn emulator_arguments(&self) -> [String; 5] {
+        let path = self.path.to_string_lossy().replace(',', ",,");
+        let socket = format!("socket,id=gdb,server=on,wait=off,path={path}");
+        ["-S".into(), "-chardev".into(), socket, "-gdb".into(), "chardev:gdb".into()]
+    }
+}
+
 /// A hold in a kernel: the name and the address of each function.
 #[derive(Debug)]
 pub struct ResolvedHold {
@@ -113,12 +139,15 @@ pub struct ResolvedHold {
 }
 
 impl ResolvedHold {
-    /// Runs an emulator by `run`, and holds a CPU. The emulator waits for the client at [`SOCKET`].
-    pub fn run<T>(&self, directory: &Path, run: impl FnOnce() -> T) -> (T, Result<(), HoldError>) {
+    /// Runs an emulator by `run`, and holds a CPU. The emulator waits for the client at the socket.
+    pub fn run<T>(
+        &self,
+        socket: &GdbSocket,
+        run: impl FnOnce() -> T,
+    ) -> (T, Result<(), HoldError>) {
         let has_ended = AtomicBool::new(false);
-        let socket = directory.join(SOCKET);
         thread::scope(|scope| {
-            let client = scope.spawn(|| self.control(&socket, &has_ended));
+            let client = scope.spawn(|| self.control(socket, &has_ended));
             let result = run();
             has_ended.store(true, Relaxed);
             let held = client.join();
@@ -127,9 +156,9 @@ impl ResolvedHold {
     }
 
     /// Controls an emulator until it ends. After an error, terminates the emulator.
-    fn control(&self, socket: &Path, has_ended: &AtomicBool) -> Result<(), HoldError> {
+    fn control(&self, socket: &GdbSocket, has_ended: &AtomicBool) -> Result<(), HoldError> {
         let stream = loop {
-            match UnixStream::connect(socket) {
+            match UnixStream::connect(&socket.path) {
                 Err(_) if !has_ended.load(Relaxed) => thread::sleep(CONNECT_INTERVAL),
                 result => break result?,
             }
@@ -250,8 +279,8 @@ mod tests {
 
     /// Runs a hold against a stub with these answers. Returns the packets that it received.
     fn packets(answers: &[&str]) -> (Vec<String>, Result<(), HoldError>) {
-        let directory = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(directory.path().join(SOCKET)).unwrap();
+        let socket = GdbSocket::new(false).unwrap();
+        let listener = UnixListener::bind(&socket.path).unwrap();
         let serve = || {
             let mut client = GdbStub::new(listener.accept().unwrap().0).unwrap();
             let mut packets = Vec::new();
@@ -262,7 +291,7 @@ mod tests {
             packets.extend(client.receive().unwrap());
             packets
         };
-        resolved().run(directory.path(), serve)
+        resolved().run(&socket, serve)
     }
 
     const START: [&str; 4] = ["PacketSize=1000", "mp01.01", "mp01.02", "l"];
@@ -299,9 +328,9 @@ mod tests {
 
     #[test]
     fn an_emulator_that_does_not_start_ends_the_hold() {
-        let directory = tempfile::tempdir().unwrap();
+        let socket = GdbSocket::new(false).unwrap();
 
-        let ((), held) = resolved().run(directory.path(), || ());
+        let ((), held) = resolved().run(&socket, || ());
 
         assert!(matches!(held, Err(HoldError::Stub(_))));
     }

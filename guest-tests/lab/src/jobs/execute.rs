@@ -29,7 +29,7 @@ use crate::{
     host::{
         emulator::{self, kernel_command_line, path_option},
         guest_init,
-        hold::ResolvedHold,
+        hold::{GdbSocket, HoldError, ResolvedHold},
         initramfs::{self, ArchiveEntry},
         job::{FACTS_PATH, JOB_PATH, KERNEL_TEST_PATH, receive_report},
     },
@@ -120,7 +120,12 @@ impl Executor {
         }
         shell.create_dir(directory)?;
         let observed = self.check.as_ref().map(|_| ObservedKernel::open(kernel)).transpose()?;
-        let command = self.command(kernel, job, directory, observed.as_ref());
+        let socket = job.machine.hold.as_ref().map(|_| GdbSocket::new(shell.is_dry_run()));
+        let socket = socket.transpose().map_err(HoldError::from)?;
+        let mut command = self.command(kernel, job, directory, observed.as_ref());
+        if let Some(socket) = &socket {
+            command = command.args(socket.emulator_arguments());
+        }
         let (job_text, facts_text) = self.texts(kernel, job)?;
         let archive = directory.join(INITRAMFS_FILE);
         let guest_text = job.program.as_ref().map(|run| serde_json::to_string(&run.argv));
@@ -139,9 +144,9 @@ impl Executor {
             .map_err(|e| CommandError::file("write", &archive, e))?;
         drop(packed);
         shell.write(&directory.join("command"), format!("{command}\n"))?;
-        let run = || match &hold {
-            Some(hold) => hold.run(directory, || shell.run(&command)),
-            None => (shell.run(&command), Ok(())),
+        let run = || match (&hold, &socket) {
+            (Some(hold), Some(socket)) => hold.run(socket, || shell.run(&command)),
+            _ => (shell.run(&command), Ok(())),
         };
         let (ended, held) = match (&self.check, &observed) {
             (Some(check), Some(observed)) => observed.run(job, directory, check.keep_trace, run)?,
@@ -260,7 +265,6 @@ impl Executor {
         let console = path_option("file,id=console,path=", &directory.join(CONSOLE_FILE));
         machine
             .emulator(&self.qemu)
-            .args(machine.hold_arguments(directory))
             .args(["-chardev", &console, "-serial", "chardev:console", "-plugin", &plugin])
             .arg("-kernel")
             .arg(&kernel.image)
