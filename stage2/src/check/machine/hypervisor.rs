@@ -15,7 +15,7 @@ pub enum Role {
     Abort,
     /// Prepares to change the memory of the guest whose lock is at the first argument: of the page
     /// with the number of the second argument, the third one's number of pages, and the flags of
-    /// the fourth one. [`LOGS_DIRTY_PAGES`] is one of them.
+    /// the fourth one. The lowest one logs dirty pages.
     PrepareMemory,
     /// Ends such a change: all later faults observe it. The same arguments.
     CommitMemory,
