@@ -54,8 +54,9 @@ pub enum Tlbi {
     /// `IPAS2E1(IS)`: stage-2 entries of one address; `IPAS2LE1(IS)`: leaf entries only, not walk
     /// caches.
     Ipa { ipa: Ipa, ttl: Option<Level>, leaf_only: bool, scope: Scope },
-    /// `RIPAS2E1(IS)`: stage-2 entries of a range (FEAT_TLBIRANGE).
-    Range { ipa: Ipa, size: u64, ttl: Option<Level>, scope: Scope },
+    /// `RIPAS2E1(IS)` or, for leaf entries alone, `RIPAS2LE1(IS)`: stage-2 entries of a range
+    /// (FEAT_TLBIRANGE).
+    Range { ipa: Ipa, size: u64, ttl: Option<Level>, leaf_only: bool, scope: Scope },
     /// `VMALLE1(IS)`: all stage-1 and combined entries.
     Stage1 { scope: Scope },
     /// `VMALLS12E1(IS)`: all entries of both stages.

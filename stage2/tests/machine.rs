@@ -81,7 +81,10 @@ fn each_missing_or_weaker_step_is_found() {
     for (step, replacement, rule) in [
         ("0 dc civac 41a00000 1000 @1\n", "", Rule::UncleanReachable),
         ("0 dc civac 41a00000 200000 @1\n", "", Rule::UncleanReachable),
+        ("0 dc civac 41a00000 200000", "0 dc cvau 41a00000 200000", Rule::UncleanReachable),
+        ("0 dc civac 41a00000 200000", "0 dc ivac 41a00000 200000", Rule::UncleanReachable),
         ("0 dsb sy\n0 table", "0 table", Rule::UncleanReachable),
+        ("0 tlbi ipas2e1is 0 @1\n", "0 tlbi ripas2le1is 0 @1\n", Rule::TableRemovalSpan),
         ("release", "plain", Rule::TableNotPublished),
         ("0 tlbi ipas2e1is 0 @1\n", "", Rule::TableRemovalSpan),
         ("0 tlbi ipas2e1is 0 @1\n", "0 tlbi ipas2e1 0 @1\n", Rule::TableRemovalSpan),
@@ -112,6 +115,20 @@ fn each_missing_or_weaker_step_is_found() {
 
         assert!(found.iter().any(|(found, _)| *found == rule), "{step:?}: {rule}, not {found:?}");
     }
+}
+
+#[test]
+fn a_restriction_after_ageing_is_invalidated() {
+    let aged = TRACE.replace(
+        "0 store 41184000 40000041a007fd 40000041a0077d plain @1\n",
+        "0 store 41184000 40000041a007fd 40000041a003fd plain @1\n\
+         0 store 41184000 40000041a003fd 40000041a0037d plain @1\n",
+    );
+    assert_ne!(aged, TRACE);
+
+    assert_eq!(findings(&aged), []);
+    let incomplete = findings(&aged.replace("0 tlbi vmalls12e1is 0\n", ""));
+    assert!(incomplete.iter().any(|(rule, _)| *rule == Rule::ReductionNotComplete));
 }
 
 #[test]

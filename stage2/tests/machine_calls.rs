@@ -9,7 +9,7 @@ use granule_stage2::check::{
     Rule,
     machine::{Hypervisor, LockType, Role},
 };
-use support::machine::rules;
+use support::machine::{observe, rules};
 
 /// CPU 0 handles an abort: it looks up the page, maps it, and marks it dirty. The table has a reference
 /// for its entry, and the root for the table.
@@ -70,6 +70,17 @@ fn each_missing_call_is_found() {
 
         assert_eq!(rules(&trace), [rule], "{step:?}");
     }
+}
+
+#[test]
+fn a_finding_at_the_end_of_a_fault_is_in_the_function_that_changed_the_leaf() {
+    let trace =
+        FAULT.replace("10 0 0\n", "200 0 0 @2\n").replace("0 vtcr", "0 stack 2 1000\n0 vtcr");
+
+    let observer = observe(&trace, LockType::Spinlock);
+
+    let stacks: Vec<_> = observer.findings().iter().map(|finding| finding.stack.clone()).collect();
+    assert_eq!(stacks, [[0xffff_8000_1005_3174]]);
 }
 
 #[test]

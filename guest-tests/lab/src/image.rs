@@ -42,6 +42,7 @@ const JOB: &str = "image";
 /// # Errors
 /// The image cannot be run, or none of its guests can be checked.
 pub fn check_image(options: &ImageOptions) -> Result<RunStatus, LabError> {
+    options.report.suppressions()?;
     let path = &options.image;
     let image = fs::read(path).map_err(|error| CommandError::file("read", path, error))?;
     let symbols = Symbols::read(&image).map_err(|error| {

@@ -171,6 +171,10 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
     if let (RunPath::Given(path), None) = (&paths.out, &resumed) {
         RunDirectory::check_unused(shell, path)?;
     }
+    if let Some(check) = &options.check {
+        // An error after hours would lose the report.
+        check.report.suppressions()?;
+    }
     let progress = Progress::new(shell.is_dry_run());
     let executor = Executor::new(shell, (&options.common, options.check.as_ref()), &paths)?;
     let preparation = Preparation::new(shell, options, &paths, &progress)?;

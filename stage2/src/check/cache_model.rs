@@ -142,6 +142,12 @@ impl CacheModel {
         self.host_write(phys, size);
     }
 
+    /// Issues a clean to the PoC, which leaves lines in the caches.
+    pub(super) fn clean(&mut self, cpu: usize, phys: PhysAddr, size: u64) {
+        self.has_pending_cmo[cpu] = true;
+        self.pending_clears[cpu].push((ClearedSet::Dirty, phys, size));
+    }
+
     /// Issues a clean and invalidate to the PoC; returns whether it has an effect. It makes memory
     /// reusable by the host only if no CPU can access the memory through the table any more.
     pub(super) fn clean_invalidate(
@@ -151,8 +157,7 @@ impl CacheModel {
         size: u64,
         is_reachable: impl Fn(PhysAddr, u64) -> bool,
     ) -> bool {
-        self.has_pending_cmo[cpu] = true;
-        self.pending_clears[cpu].push((ClearedSet::Dirty, phys, size));
+        self.clean(cpu, phys, size);
         let mut effect = self.first_dirty_address(phys, size).is_some();
         for (at, len) in self.exposed_ranges.overlaps(phys, size) {
             let unmapped = self.mapped_ranges.gaps(at, len).into_iter();

@@ -223,7 +223,7 @@ impl StaleEntry {
         let (ipa, size, ttl, leaf_only) = match kind {
             Tlbi::Stage1 { .. } | Tlbi::All { .. } => return Coverage::Covered,
             Tlbi::Ipa { ipa, ttl, leaf_only, .. } => (ipa, 1, ttl, leaf_only),
-            Tlbi::Range { ipa, size, ttl, .. } => (ipa, size, ttl, false),
+            Tlbi::Range { ipa, size, ttl, leaf_only, .. } => (ipa, size, ttl, leaf_only),
         };
         if !self.overlaps(ipa, size) {
             return Coverage::Outside;

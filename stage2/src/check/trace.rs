@@ -266,15 +266,15 @@ impl TextForm<Tlbi> for TlbiForm {
             Some(name) => (name, Scope::Broadcast),
             None => (word, Scope::Local),
         };
-        let leaf_only = name == "ipas2le1";
+        let leaf_only = name.ends_with("le1");
         let mut address = || HEX.parse(words).map(Ipa);
         match name {
             "ipas2e1" | "ipas2le1" => {
                 Ok(Tlbi::Ipa { ipa: address()?, leaf_only, ttl: TtlForm.parse(words)?, scope })
             }
-            "ripas2e1" => {
+            "ripas2e1" | "ripas2le1" => {
                 let (ipa, size) = (address()?, HEX.parse(words)?);
-                Ok(Tlbi::Range { ipa, size, ttl: TtlForm.parse(words)?, scope })
+                Ok(Tlbi::Range { ipa, size, ttl: TtlForm.parse(words)?, leaf_only, scope })
             }
             "vmalle1" => Ok(Tlbi::Stage1 { scope }),
             "vmalls12e1" => Ok(Tlbi::All { scope }),
@@ -305,7 +305,8 @@ const fn mnemonic(kind: Tlbi) -> &'static str {
     match kind {
         Tlbi::Ipa { leaf_only: false, .. } => "ipas2e1",
         Tlbi::Ipa { leaf_only: true, .. } => "ipas2le1",
-        Tlbi::Range { .. } => "ripas2e1",
+        Tlbi::Range { leaf_only: false, .. } => "ripas2e1",
+        Tlbi::Range { leaf_only: true, .. } => "ripas2le1",
         Tlbi::Stage1 { .. } => "vmalle1",
         Tlbi::All { .. } => "vmalls12e1",
     }

@@ -110,7 +110,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// Issues one range TLBI. The instruction must be able to encode the size.
     #[inline]
     fn tlbi_range(&self, ipa: Ipa, size: u64) {
-        self.ops.tlbi(Tlbi::Range { ipa, size, ttl: None, scope: Scope::Broadcast });
+        let scope = Scope::Broadcast;
+        self.ops.tlbi(Tlbi::Range { ipa, size, ttl: None, leaf_only: false, scope });
     }
 
     /// Issues the TLBIs that together cover the range.

@@ -19,7 +19,8 @@ use super::{
 };
 
 /// Error of a kernel whose jobs start no guest.
-const NO_GUEST: &str = "no guest ran, so nothing was checked: choose another --test";
+const NO_GUEST: &str =
+    "no guest's tables were changed, so nothing was checked: choose another --test";
 
 /// A job and its result.
 #[derive(Debug, Clone)]
@@ -133,7 +134,7 @@ impl Report {
             jobs.map(|job| job.kernel.as_str()).collect::<BTreeSet<_>>()
         };
         let has_reason = |job: &CheckedJob| {
-            job.guests() > Some(0) || job.error.is_some() || job.summary_error().is_some()
+            job.stores() > Some(0) || job.error.is_some() || job.summary_error().is_some()
         };
         kernels(|_| true).difference(&kernels(has_reason)).copied().collect()
     }
@@ -256,9 +257,9 @@ impl Report {
 }
 
 impl CheckedJob {
-    /// Returns the number of guests that were checked, if the job was observed.
-    fn guests(&self) -> Option<u64> {
-        self.checked.as_ref().map(|checked| checked.summary.guests)
+    /// Returns the number of stores to tables that were checked, if the job was observed.
+    fn stores(&self) -> Option<u64> {
+        self.checked.as_ref().map(|checked| checked.summary.stores)
     }
 
     fn summary_error(&self) -> Option<&str> {
@@ -385,14 +386,14 @@ pub mod tests {
     #[test]
     fn a_kernel_without_a_guest_is_an_error() {
         let mut empty = checked(Vec::new());
-        empty.summary.guests = 0;
+        empty.summary.stores = 0;
         let jobs = vec![job("a", empty.clone()), job("a", checked(vec![])), job("b", empty)];
 
         let [one, both] = [&jobs[..2], &jobs].map(|jobs| Report::new(jobs.to_vec(), &[]));
 
         assert!(!one.has_error() && both.has_error());
         let text = both.text();
-        assert!(text.contains("b: error: no guest ran, so nothing was checked"), "{text}");
+        assert!(text.contains("b: error: no guest's tables were changed, so nothing"), "{text}");
     }
 
     #[test]

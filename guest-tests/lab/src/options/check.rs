@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     LabError,
+    check::suppressions::{self, Suppression},
     host::{hold::Hold, program::Program},
     values::LinuxVersion,
 };
@@ -66,6 +67,16 @@ pub struct FindingsOptions {
     /// Format of the printed report; a run directory contains all of them
     #[arg(long, value_enum, default_value_t)]
     pub(crate) format: CheckFormat,
+}
+
+impl FindingsOptions {
+    /// Returns the accepted findings.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a line is malformed.
+    pub(crate) fn suppressions(&self) -> Result<Vec<Suppression>, LabError> {
+        self.suppress.as_deref().map_or(Ok(Vec::new()), suppressions::read)
+    }
 }
 
 /// Format of the report of a check.

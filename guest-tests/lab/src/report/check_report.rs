@@ -10,7 +10,6 @@ use crate::{
         observation::DEFECTS,
         replay::{ReplayOptions, replay},
         report::{CheckedJob, Report},
-        suppressions::{self, Suppression},
     },
     host::job::TestEnding,
     jobs::{JobResults, KERNEL_DOES_NOT_BOOT, outcome::JobOutcome, run_directory::RunDirectory},
@@ -67,7 +66,7 @@ pub fn publish_jobs(
     directory: &Path,
     jobs: Vec<CheckedJob>,
 ) -> Result<RunStatus, LabError> {
-    let report = Report::new(jobs, &read_suppressions(options)?);
+    let report = Report::new(jobs, &options.suppressions()?);
     for (file, format) in FILES {
         Shell::new(false).write(&directory.join(file), text(&report, format))?;
     }
@@ -82,7 +81,7 @@ pub fn check_trace(
     options: &ReplayOptions,
     findings: &FindingsOptions,
 ) -> Result<RunStatus, LabError> {
-    let suppressions = read_suppressions(findings)?;
+    let suppressions = findings.suppressions()?;
     let (setup, checked) = replay(options)?;
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let job = CheckedJob {
@@ -92,10 +91,6 @@ pub fn check_trace(
         error: None,
     };
     finish(&Report::new(vec![job], &suppressions), findings.format)
-}
-
-fn read_suppressions(options: &FindingsOptions) -> Result<Vec<Suppression>, LabError> {
-    options.suppress.as_deref().map_or(Ok(Vec::new()), suppressions::read)
 }
 
 /// Returns the reason for which a test failed, if any. The result of a selftest is no concern of the

@@ -21,6 +21,14 @@ pub enum LineOperation {
     Instruction,
 }
 
+impl LineOperation {
+    /// Returns whether the operation cleans to the point of coherency or persistence: `CVAC`, `CVAP`,
+    /// `CVADP`, `CIVAC`, but neither `CVAU` nor `IVAC` (Arm ARM C5.3).
+    pub const fn cleans_to_poc(self) -> bool {
+        matches!(self, Self::Data(SysOperation { op1: 3, cm: 10 | 12 | 13 | 14, .. }))
+    }
+}
+
 /// Operations of a CPU on adjacent lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineRun {

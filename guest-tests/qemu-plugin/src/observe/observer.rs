@@ -362,7 +362,7 @@ impl Observer {
         let Some(phys) = known.or_else(|| self.machine.translate(virt)) else {
             return state.trace.skip("untranslated-line");
         };
-        if matches!(operation, LineOperation::Data(_)) {
+        if operation.cleans_to_poc() {
             self.pages.set(phys, PageFlag::Written, false);
         }
         state.trace.line(&*self.machine, (cpu, address), operation, (virt, phys));

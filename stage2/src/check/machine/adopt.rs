@@ -8,7 +8,7 @@ use alloc::{
 };
 
 use crate::{
-    address::{EntryAddress, Ipa, TableAddress},
+    address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     check::{Checker, StoreKind, Violation, stale_entry::EntryChange, table_model::EntryPosition},
     descriptor::Descriptor,
     geometry::Granule,
@@ -121,6 +121,11 @@ impl Checker {
         if self.tables.table_states.contains_key(&table) {
             self.free(table);
         }
+    }
+
+    /// Cleans memory to the PoC without an invalidation.
+    pub(super) fn clean(&mut self, cpu: u8, phys: PhysAddr, size: u64) {
+        self.caches.clean(usize::from(cpu), phys, size);
     }
 
     /// Removes and returns the violations.

@@ -22,11 +22,11 @@ use crate::{
 /// Steps of a CPU since it began to handle a guest's abort.
 #[derive(Debug, Default)]
 struct Fault {
-    /// Leaves that have become writable: the guest's number, first address and bytes.
-    writable: Vec<(usize, Ipa, u64)>,
-    /// Leaves that were changed in place: the guest's number and first address. A leaf that is
+    /// Leaves that have become writable: the guest's number, first address, bytes and call stack.
+    writable: Vec<(usize, Ipa, u64, Option<u32>)>,
+    /// Leaves that were changed in place: the guest's number, first address and call stack. A leaf that is
     /// younger than the fault did not cause it: if its CPU holds it, the next fault handles that.
-    changed: Vec<(usize, Ipa)>,
+    changed: Vec<(usize, Ipa, Option<u32>)>,
     /// Entries that any CPU has changed since, and tables that have been linked.
     changed_entries: BTreeSet<PhysAddr>,
     linked_tables: BTreeSet<PhysAddr>,
@@ -54,6 +54,8 @@ pub(super) struct MadeEntry {
     /// The leaf that was broken before, if any.
     pub(super) broken: Option<Descriptor>,
     pub(super) new: Descriptor,
+    /// The call stack of the store.
+    pub(super) stack: Option<u32>,
 }
 
 /// The state of calls that have not returned.
@@ -159,6 +161,11 @@ impl Calls {
         self.logged.remove(&lock);
     }
 
+    /// Returns whether a CPU handles an abort.
+    pub(super) fn handles_abort(&self, cpu: u8) -> bool {
+        self.faults[usize::from(cpu)].is_some()
+    }
+
     /// Processes the return from a function.
     pub(super) fn leave(
         &mut self,
@@ -194,16 +201,18 @@ impl Calls {
     /// Checks that the pages that a fault has made writable are marked dirty.
     fn end_fault(&mut self, cpu: u8, guests: &mut BTreeMap<usize, Guest>) {
         let Some(fault) = self.faults[usize::from(cpu)].take() else { return };
-        for (number, ipa, size) in fault.writable {
+        for (number, ipa, size, stack) in fault.writable {
             let Some(guest) = guests.get_mut(&number) else { continue };
             let frame = |page: &Ipa| Ipa(page.0 << guest.checker.granule().shift());
             if !fault.marked.iter().map(frame).any(|page| ipa <= page && page < ipa + size) {
                 let detail = format!("{ipa:#x}, {size:#x} bytes: the fault marks no page of it");
+                guest.caused_by = stack;
                 guest.checker.report(Rule::NotMarkedDirty, detail);
             }
         }
-        for (number, ipa) in fault.changed {
+        for (number, ipa, stack) in fault.changed {
             if let Some(guest) = guests.get_mut(&number) {
+                guest.caused_by = guest.caused_by.or(stack);
                 guest.checker.check_progress(usize::from(cpu), ipa);
             }
         }
@@ -211,7 +220,7 @@ impl Calls {
 
     /// Processes an entry that a CPU has changed in the table of a guest.
     pub(super) fn make_entry(&mut self, cpu: u8, guest: (usize, &mut Guest), made: MadeEntry) {
-        let MadeEntry { entry, level, old, broken, new } = made;
+        let MadeEntry { entry, level, old, broken, new, stack } = made;
         let fault = self.faults[usize::from(cpu)].as_ref();
         if fault.is_none_or(|fault| fault.looks_up_since.is_some()) {
             return;
@@ -231,18 +240,18 @@ impl Calls {
             && !fault.changed_entries.contains(&PhysAddr(entry.0))
             && !fault.linked_tables.contains(&PhysAddr(entry.0).align_down(self.page_size))
         {
-            fault.changed.push((number, ipa));
+            fault.changed.push((number, ipa, stack));
         }
         for (position, leaf) in leaves {
             let size = size.min(position.level.span(guest.checker.granule()));
-            self.make_leaf(cpu, (number, guest), (position.ipa, size), before, leaf);
+            self.make_leaf((cpu, stack), (number, guest), (position.ipa, size), before, leaf);
         }
     }
 
     /// Processes a leaf that a CPU has made at the addresses that another leaf translated before.
     fn make_leaf(
         &mut self,
-        cpu: u8,
+        (cpu, stack): (u8, Option<u32>),
         (number, guest): (usize, &mut Guest),
         (ipa, size): (Ipa, u64),
         before: Option<Descriptor>,
@@ -250,7 +259,7 @@ impl Calls {
     ) {
         let Some(fault) = &mut self.faults[usize::from(cpu)] else { return };
         if new.attributes().write && !before.is_some_and(|leaf| leaf.attributes().write) {
-            fault.writable.push((number, ipa, size));
+            fault.writable.push((number, ipa, size, stack));
             let logged = guest.lock.and_then(|lock| self.logged.get(&lock));
             let is_logged = logged.is_some_and(|logged| !logged.overlaps(ipa, size).is_empty());
             if is_logged && size > self.page_size {

@@ -215,8 +215,14 @@ impl<'a> Words<'a> {
         self.word().and_then(decimal)
     }
 
+    /// Parses a physical address, or a number of bytes: at most 52 bits.
     fn phys(&mut self) -> ParseResult<PhysAddr> {
-        self.hex().map(PhysAddr)
+        let phys = self.hex()?;
+        if phys >> 52 == 0 { Ok(PhysAddr(phys)) } else { Err(NO_NUMBER) }
+    }
+
+    fn size(&mut self) -> ParseResult<u64> {
+        self.phys().map(|size| size.0)
     }
 
     fn barrier(&mut self) -> ParseResult<(OrderedAccesses, Domain)> {
@@ -249,7 +255,7 @@ impl<'a> Words<'a> {
 
     fn ic(&mut self) -> ParseResult<MachineAction> {
         Ok(MachineAction::Ic(match self.word()? {
-            "ivau" => IcScope::Range(self.phys()?, self.hex()?),
+            "ivau" => IcScope::Range(self.phys()?, self.size()?),
             "ialluis" => IcScope::AllCpus,
             "iallu" => IcScope::ThisCpu,
             _ => return Err(UNKNOWN),
@@ -278,7 +284,7 @@ impl<'a> Words<'a> {
             }
             "isb" => MachineAction::Isb,
             "tlbi" => MachineAction::Tlbi(self.word()?.into(), self.hex()?),
-            "dc" => MachineAction::Dc(self.word()?.into(), self.phys()?, self.hex()?),
+            "dc" => MachineAction::Dc(self.word()?.into(), self.phys()?, self.size()?),
             "ic" => self.ic()?,
             "write" => MachineAction::HostWrite(self.phys()?),
             "word" => {
@@ -395,6 +401,8 @@ mod tests {
             ("0 dsb x", "unknown word"),
             ("0 isb 1", "too many arguments"),
             ("0 table 1000 4 -", "expected a number in range"),
+            ("0 write 10000000000000", "expected a number in range"),
+            ("0 dc civac 0 ffffffffffffffff", "expected a number in range"),
         ] {
             assert_eq!(line.parse::<MachineEvent>().unwrap_err().to_string(), reason, "{line}");
         }

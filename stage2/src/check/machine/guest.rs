@@ -36,6 +36,9 @@ pub(super) struct Guest {
     vmid: Option<Vmid>,
     /// The last change of the tables by each CPU.
     pub(super) last_changes: Vec<Option<TableChange>>,
+    /// The call stack of the store that caused the violations of the current event, if it is another
+    /// event.
+    pub(super) caused_by: Option<u32>,
     /// The last store that unmapped a leaf: the CPU and the call stack.
     pub(super) last_unmap: Option<(u8, Option<u32>, TableChange)>,
 }
@@ -54,6 +57,7 @@ impl Guest {
             holds: vec![None; usize::from(cpus)],
             vmid: None,
             last_changes: vec![None; usize::from(cpus)],
+            caused_by: None,
             last_unmap: None,
         }
     }

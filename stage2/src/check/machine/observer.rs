@@ -184,10 +184,7 @@ impl Observer {
             MachineAction::Dmb(..) => {}
             MachineAction::Isb => self.check_all(cpu, Action::Isb),
             MachineAction::Tlbi(name, operand) => self.invalidate(cpu, name, *operand),
-            MachineAction::Dc(_, phys, size) => {
-                self.clean_ranges.add(*phys, *size);
-                self.check_all(cpu, Action::CleanInvalidate { phys: *phys, size: *size });
-            }
+            MachineAction::Dc(name, phys, size) => self.maintain_caches(cpu, name, (*phys, *size)),
             MachineAction::Ic(scope) => {
                 let range = match scope {
                     IcScope::Range(phys, size) => Some((*phys, *size)),
@@ -212,6 +209,22 @@ impl Observer {
         }
     }
 
+    /// Processes a data cache operation on a range. One to the PoU, or an invalidation without a clean,
+    /// cleans nothing to the PoC.
+    fn maintain_caches(&mut self, cpu: u8, name: &str, (phys, size): (PhysAddr, u64)) {
+        match name {
+            "civac" | "cigvac" | "cigdvac" => {
+                self.clean_ranges.add(phys, size);
+                self.check_all(cpu, Action::CleanInvalidate { phys, size });
+            }
+            "cvac" | "cvap" | "cvadp" | "cgvac" | "cgdvac" => {
+                self.clean_ranges.add(phys, size);
+                self.guests.values_mut().for_each(|guest| guest.checker.clean(cpu, phys, size));
+            }
+            _ => {}
+        }
+    }
+
     fn check_all(&mut self, cpu: u8, action: Action) {
         self.guests.values_mut().for_each(|guest| guest.check(cpu, action));
     }
@@ -221,16 +234,21 @@ impl Observer {
         let last = &mut self.last_stacks[usize::from(event.cpu)];
         *last = event.stack.or(*last);
         let vmid = self.registers[usize::from(event.cpu)].vmid();
+        let handles_abort = self.calls.handles_abort(event.cpu);
         for guest in self.guests.values_mut() {
+            let caused_by = guest.caused_by.take();
+            // A CMO of a driver is no concern of the guest.
+            let is_cmo_of_guest = handles_abort || guest.holds_lock(event.cpu);
             for mut violation in guest.checker.take_violations() {
                 if guest.is_shadow
+                    || (violation.rule == Rule::NeedlessCmo && !is_cmo_of_guest)
                     || self.machine.disabled_rules.contains(&violation.rule)
                     || (guest.lock.is_none() && violation.rule.requires_lock())
                 {
                     continue;
                 }
                 violation.cpu = event.cpu;
-                let mut stack = *last;
+                let mut stack = caused_by.or(*last);
                 let mut change = guest.last_changes[usize::from(event.cpu)];
                 // The last CPU that releases a shared lock reveals what another one has unmapped.
                 if let (Rule::ReturnedUnclean, Some((cpu, unmapped_in, unmapped))) =
@@ -308,14 +326,16 @@ impl Observer {
                         checker.adopt_entry(usize::from(cpu), entry, Descriptor(value));
                     }
                 }
-                false => checker.adopt_table(at, entries_of(&page), writer_of(&page)),
+                false => checker.adopt_table(at, page.descriptors(), page.writer()),
             }
         }
     }
 
     fn add_table(&mut self, cpu: u8, table: PhysAddr, page: TablePage) {
-        let registers = self.registers[usize::from(cpu)];
-        let Some(geometry) = registers.geometry() else { return };
+        // The CPU that changes a table may have run no guest: all guests have the same granule.
+        let own = self.registers[usize::from(cpu)].geometry();
+        let any = || self.registers.iter().find_map(|registers| registers.geometry());
+        let Some(geometry) = own.or_else(any) else { return };
         let granule = geometry.granule().size();
         self.pages.get_or_insert_with(|| Pages::new(granule)).insert(table, page);
         // The root of a guest that is known already: VTTBR_EL2 was written before the event of its table.
@@ -367,7 +387,7 @@ impl Observer {
             for (at, page) in &tables {
                 self.calls.change_entry(PhysAddr(at.0));
                 self.calls.age_faults_by_table(PhysAddr(at.0));
-                guest.checker.adopt_table(*at, entries_of(page), writer_of(page));
+                guest.checker.adopt_table(*at, page.descriptors(), page.writer());
             }
             if tables.is_empty() {
                 guest.checker.adopt_table(table, BTreeMap::new(), None);
@@ -377,7 +397,7 @@ impl Observer {
         self.calls.make_entry(
             cpu,
             (number, guest),
-            MadeEntry { entry: at, level, old, broken, new },
+            MadeEntry { entry: at, level, old, broken, new, stack },
         );
         self.calls.age_faults_by_entry(entry);
         if let Some(table) = before.filter(|_| before != after) {
@@ -463,14 +483,6 @@ impl Observer {
             pages.remove(number);
         }
     }
-}
-
-fn entries_of(page: &TablePage) -> BTreeMap<u64, Descriptor> {
-    page.entries.iter().map(|(index, value)| (u64::from(*index), Descriptor(*value))).collect()
-}
-
-fn writer_of(page: &TablePage) -> Option<usize> {
-    page.unordered_writer.map(usize::from)
 }
 
 /// Returns the model's barrier that orders the same accesses of table walkers, if any.

@@ -20,6 +20,15 @@ pub(super) struct TablePage {
 }
 
 impl TablePage {
+    /// Returns the entries that are not empty, by their indices.
+    pub(super) fn descriptors(&self) -> BTreeMap<u64, Descriptor> {
+        self.entries.iter().map(|(index, value)| (u64::from(*index), Descriptor(*value))).collect()
+    }
+
+    pub(super) fn writer(&self) -> Option<usize> {
+        self.unordered_writer.map(usize::from)
+    }
+
     fn children(&self) -> impl Iterator<Item = TableAddress> + '_ {
         self.entries.values().filter_map(|value| child(Descriptor(*value), self.level))
     }

@@ -32,14 +32,15 @@ pub(super) fn decode(name: &str, operand: u64, encoding: Encoding) -> Option<Inv
         Some(name) => (name, Scope::Broadcast),
         None => (name, Scope::Local),
     };
+    let leaf_only = name.ends_with("le1");
     let kind = match name {
         "ipas2e1" | "ipas2le1" => Tlbi::Ipa {
             ipa: Ipa(operand << 12 & 0x00ff_ffff_ffff_f000),
             ttl: address_ttl(operand >> 44 & 0xf, encoding.granule),
-            leaf_only: name == "ipas2le1",
+            leaf_only,
             scope,
         },
-        "ripas2e1" | "ripas2le1" => range(operand, encoding, scope),
+        "ripas2e1" | "ripas2le1" => range(operand, encoding, (leaf_only, scope)),
         "vmalle1" => Tlbi::Stage1 { scope },
         "vmalls12e1" => Tlbi::All { scope },
         "alle1" => return Some(Invalidation::AllVmids(scope)),
@@ -62,7 +63,7 @@ fn address_ttl(ttl: u64, granule: Granule) -> Option<Level> {
 }
 
 /// Decodes a range: BaseADDR, TTL, NUM, SCALE and TG.
-fn range(operand: u64, encoding: Encoding, scope: Scope) -> Tlbi {
+fn range(operand: u64, encoding: Encoding, (leaf_only, scope): (bool, Scope)) -> Tlbi {
     let Encoding { granule, has_52_bits } = encoding;
     let base_shift = if has_52_bits { Granule::K64.shift() } else { granule.shift() };
     let (base, ttl) = (operand & 0x1f_ffff_ffff, operand >> 37 & 3);
@@ -72,6 +73,7 @@ fn range(operand: u64, encoding: Encoding, scope: Scope) -> Tlbi {
         ipa: Ipa(base << base_shift),
         size: pages << granule.shift(),
         ttl: u8::try_from(ttl).ok().filter(|ttl| *ttl > 0).and_then(Level::new),
+        leaf_only,
         scope,
     }
 }
@@ -99,12 +101,14 @@ mod tests {
     fn a_range_consists_of_number_and_scale() {
         let operand = 0x100 | 3 << 37 | 7 << 39 | 1 << 44 | 1 << 46;
 
-        let decoded = decode("ripas2e1is", operand, ENCODING);
-
         let (ipa, size, ttl) = (Ipa(0x10_0000), 8 * 64 * 0x1000, Level::new(3));
-        let scope = Scope::Broadcast;
-        let expected = Invalidation::CurrentVmid(Tlbi::Range { ipa, size, ttl, scope });
-        assert_eq!(decoded, Some(expected));
+        for (name, leaf_only) in [("ripas2e1is", false), ("ripas2le1is", true)] {
+            let decoded = decode(name, operand, ENCODING);
+
+            let scope = Scope::Broadcast;
+            let expected = Tlbi::Range { ipa, size, ttl, leaf_only, scope };
+            assert_eq!(decoded, Some(Invalidation::CurrentVmid(expected)));
+        }
     }
 
     #[test]
@@ -114,7 +118,8 @@ mod tests {
         let decoded = decode("ripas2e1is", 0x6000_ffff_ff00, encoding);
 
         let (ipa, size, scope) = (Ipa(0xffff_ff00_0000), 2048 * 0x1000, Scope::Broadcast);
-        let expected = Invalidation::CurrentVmid(Tlbi::Range { ipa, size, ttl: None, scope });
+        let range = Tlbi::Range { ipa, size, ttl: None, leaf_only: false, scope };
+        let expected = Invalidation::CurrentVmid(range);
         assert_eq!(decoded, Some(expected));
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Rules for a store to a table.
 
-use alloc::format;
+use alloc::{format, vec::Vec};
 
 use crate::{
     address::{EntryAddress, TableAddress},
@@ -164,6 +164,9 @@ impl Checker {
                 self.add_stale(cpu, position, old, change, false);
             }
         }
+        if restricts && !a.is_accessed {
+            self.restrict_aged(cpu, position, new);
+        }
         // CPUs keep the old entry after ageing: a later restriction must invalidate it.
         let is_known = |stale: &StaleEntry| {
             stale.entry.position.entry == position.entry && stale.entry.old == old
@@ -173,6 +176,22 @@ impl Checker {
         }
         if relaxes {
             self.check_leaf(position, new, a.execute);
+        }
+    }
+
+    /// Restricts an aged entry: CPUs may hold the one before the ageing, which permits more.
+    fn restrict_aged(&mut self, cpu: usize, position: &EntryPosition, new: Descriptor) {
+        let permits_more = |old: Descriptor| {
+            let (a, b) = (old.attributes(), new.attributes());
+            (a.read && !b.read) || (a.write && !b.write) || (a.execute && !b.execute)
+        };
+        let held = self.tlbs.stale_entries.iter().map(|stale| &stale.entry);
+        let held = held.filter(|held| {
+            held.position.entry == position.entry && held.change == EntryChange::Relaxed
+        });
+        let aged: Vec<_> = held.map(|held| held.old).filter(|old| permits_more(*old)).collect();
+        for old in aged {
+            self.add_stale(cpu, position, old, EntryChange::Restricted, false);
         }
     }
 
