@@ -174,7 +174,7 @@ fn page_table_test(
         argv.extend(matrix.bench_arg.iter().cloned());
     }
     let name = format!("{backing}-{memory}-{vcpus}v-seed{seed}");
-    let machine = (vcpus.max(2), host_memory(host, memory, &pools));
+    let machine = (vcpus.max(2), host_memory(memory, &pools));
     let mut planned = PlannedJob::new(host, name, machine, argv, pools);
     planned.job.settings = sysfs_settings(backing, is_kernel_test || matrix.huge_zero_page);
     planned.job.seed = seed;
@@ -254,7 +254,7 @@ fn run_guest(
         .chain(["--vcpus".to_owned(), vcpus.to_string()])
         .chain(arguments.iter().cloned());
     let name = format!("guest-{backing}-{memory}-{vcpus}v-seed{seed}");
-    let host_memory = Bytes(host_memory(host, memory, &pools).0 + guest.memory_of_files().0);
+    let host_memory = Bytes(host_memory(memory, &pools).0 + guest.memory_of_files().0);
     let machine = (vcpus.max(2), host_memory);
     let mut planned = PlannedJob::new(host, name, machine, argv.collect(), pools);
     planned.job.settings = sysfs_settings(backing, false);
@@ -298,10 +298,10 @@ fn sysfs_settings(backing: Backing, zero_page: bool) -> BTreeMap<String, String>
 }
 
 /// Returns the host memory for a region and its pools: one additional gigabyte, and another one for
-/// gigantic pages, because the kernel uses memory at both ends.
-fn host_memory(host: Host<'_>, region: Bytes, pools: &HugePagePools) -> Bytes {
+/// pages of 512M and more, because the kernel uses memory at both ends.
+fn host_memory(region: Bytes, pools: &HugePagePools) -> Bytes {
     let pooled: u64 = pools.iter().map(|(page, count)| page * count).sum();
-    let spare = if gigantic(host, pools).next().is_some() { 2 } else { 1 };
+    let spare = if pools.keys().any(|page| *page >= GIB / 2) { 2 } else { 1 };
     Bytes(region.0.max(pooled).next_multiple_of(GIB) + spare * GIB)
 }
 
@@ -391,7 +391,7 @@ pub mod tests {
                 PageSize::Kib64,
                 "anonymous_hugetlb_512mb-512M-4v-seed0",
                 (512 << 20, 1),
-                Bytes::gib(2),
+                Bytes::gib(3),
             ),
         ] {
             let jobs = jobs(&options("lab -b 16M --seeds 1"), page_size, &[]);
