@@ -153,8 +153,8 @@ impl SelftestSuite {
         self.directory.join(name)
     }
 
-    /// Returns the invocations of the named tests, or of all tests. Arguments after a name
-    /// (`dirty_log_test -m 2`) replace those of [`ARGUMENTS`].
+    /// Returns the invocations of the named tests, with or without their folders, or of all tests.
+    /// Arguments after a name (`dirty_log_test -m 2`) replace those of [`ARGUMENTS`].
     pub fn invocations(&self, named: &[String]) -> Result<Vec<Invocation>, LabError> {
         let invocation = |name: &str, arguments: Option<&str>| {
             let default = || {
@@ -176,12 +176,16 @@ impl SelftestSuite {
                 Some((name, arguments)) => (name, Some(arguments)),
                 None => (text.as_str(), None),
             };
-            if !programs.iter().any(|program| program == name) {
+            // The folder's name depends on the version: aarch64 or arm64.
+            let is_meant = |program: &&String| {
+                *program == name || program.rsplit_once('/').is_some_and(|(_, last)| last == name)
+            };
+            let Some(name) = programs.iter().find(is_meant) else {
                 return Err(LabError::Unusable(format!(
                     "unknown selftest '{name}'; expected one of: {}",
                     programs.join(", ")
                 )));
-            }
+            };
             Ok(invocation(name, arguments))
         };
         named.iter().map(requested).collect()
@@ -297,7 +301,7 @@ mod tests {
 
     #[test]
     fn given_arguments_replace_those_of_the_table() {
-        let named = ["rseq_test", "dirty_log_test", "dirty_log_test -m 2 -i 9"];
+        let named = ["rseq_test", "dirty_log_test", "dirty_log_test -m 2 -i 9", "arch_timer"];
 
         let all = suite().invocations(&[]).unwrap();
         let some = suite().invocations(&named.map(str::to_owned)).unwrap();
@@ -307,7 +311,12 @@ mod tests {
         let some: Vec<String> = some.iter().map(line).collect();
         assert_eq!(
             some,
-            ["/x/rseq_test ", "/x/dirty_log_test -m 3 -i 3 -I 10", "/x/dirty_log_test -m 2 -i 9"]
+            [
+                "/x/rseq_test ",
+                "/x/dirty_log_test -m 3 -i 3 -I 10",
+                "/x/dirty_log_test -m 2 -i 9",
+                "/x/aarch64/arch_timer -n 2 -i 2",
+            ]
         );
     }
 
