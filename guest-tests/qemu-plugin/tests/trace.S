@@ -152,7 +152,7 @@ boot:
 .org 0x400
 function:                        //= 0 enter 7 40200000 1 2 3
     mov x4, #1
-    str w4, [x0, #12]            //= 0 write 40200000; 0 word 4020000c 0 1
+    str w4, [x0, #12]            //= 0 word 4020000c 0 1
     str w4, [x0, #8]
     mov x0, #42
     ret                          //= 0 leave 7 2a
