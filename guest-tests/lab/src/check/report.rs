@@ -123,8 +123,7 @@ impl Report {
 
     /// Reports whether a job failed, or a kernel has not been checked.
     pub fn has_error(&self) -> bool {
-        self.jobs.iter().any(|job| job.error.is_some() || job.summary_error().is_some())
-            || !self.unchecked_kernels().is_empty()
+        self.jobs.iter().any(CheckedJob::has_error) || !self.unchecked_kernels().is_empty()
     }
 
     /// Returns the kernels whose jobs ran no guest that could be checked, although none failed.
@@ -133,9 +132,7 @@ impl Report {
             let jobs = self.jobs.iter().filter(move |job| selects(job));
             jobs.map(|job| job.kernel.as_str()).collect::<BTreeSet<_>>()
         };
-        let has_reason = |job: &CheckedJob| {
-            job.stores() > Some(0) || job.error.is_some() || job.summary_error().is_some()
-        };
+        let has_reason = |job: &CheckedJob| job.stores() > Some(0) || job.has_error();
         kernels(|_| true).difference(&kernels(has_reason)).copied().collect()
     }
 
@@ -181,7 +178,7 @@ impl Report {
                 }
                 writeln_to(text, format_args!("{line}"));
             }
-            for error in job.error.as_deref().into_iter().chain(job.summary_error()) {
+            for error in job.errors() {
                 writeln_to(text, format_args!("{name}: error: {error}"));
             }
         }
@@ -223,8 +220,7 @@ impl Report {
     pub fn json_lines(&self) -> String {
         let job = |job: &CheckedJob| {
             let summary = job.checked.as_ref().map(|checked| &checked.summary);
-            let errors: Vec<_> =
-                job.error.as_deref().into_iter().chain(job.summary_error()).collect();
+            let errors: Vec<_> = job.errors().collect();
             json!({
                 "kernel": job.kernel,
                 "job": job.job,
@@ -262,8 +258,14 @@ impl CheckedJob {
         self.checked.as_ref().map(|checked| checked.summary.stores)
     }
 
-    fn summary_error(&self) -> Option<&str> {
-        self.checked.as_ref()?.summary.error.as_deref()
+    /// Returns the errors of the job and of its trace.
+    fn errors(&self) -> impl Iterator<Item = &str> {
+        let of_trace = self.checked.as_ref().and_then(|checked| checked.summary.error.as_deref());
+        self.error.as_deref().into_iter().chain(of_trace)
+    }
+
+    fn has_error(&self) -> bool {
+        self.errors().next().is_some()
     }
 }
 

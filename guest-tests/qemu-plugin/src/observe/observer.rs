@@ -211,7 +211,7 @@ impl Observer {
     /// and after the exit, it runs the host at EL2.
     fn is_host(&self, cpu: u8) -> bool {
         let Some(cpu) = self.cpus.get(usize::from(cpu)) else { return false };
-        !cpu.selects_guest.load(Ordering::Relaxed) || self.machine.exception_level() >= 2
+        !cpu.selects_guest.load(Ordering::Relaxed) || self.is_at_el2()
     }
 
     /// Returns whether the running CPU is at EL2.

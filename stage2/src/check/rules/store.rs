@@ -12,7 +12,7 @@ use crate::{
         stale_entry::{ChangedEntry, EntryChange, StaleEntry},
         table_model::EntryPosition,
     },
-    descriptor::{Descriptor, EntryKind},
+    descriptor::{Attributes, Descriptor, EntryKind},
 };
 
 impl Checker {
@@ -151,11 +151,8 @@ impl Checker {
         new: Descriptor,
     ) {
         let (a, b) = (old.attributes(), new.attributes());
-        let restricts = (a.read && !b.read)
-            || (a.write && !b.write)
-            || (a.execute && !b.execute)
-            || (new.has_nt() && !old.has_nt());
-        let relaxes = (!a.read && b.read) || (!a.write && b.write) || (!a.execute && b.execute);
+        let restricts = permits_more(a, b) || (new.has_nt() && !old.has_nt());
+        let relaxes = permits_more(b, a);
         for (applies, change) in
             [(restricts, EntryChange::Restricted), (relaxes, EntryChange::Relaxed)]
         {
@@ -181,16 +178,12 @@ impl Checker {
 
     /// Restricts an aged entry: CPUs may hold the one before the ageing, which permits more.
     fn restrict_aged(&mut self, cpu: usize, position: &EntryPosition, new: Descriptor) {
-        let permits_more = |old: Descriptor| {
-            let (a, b) = (old.attributes(), new.attributes());
-            (a.read && !b.read) || (a.write && !b.write) || (a.execute && !b.execute)
-        };
         let held = self.tlbs.stale_entries.iter().map(|stale| &stale.entry);
         let held = held.filter(|held| {
             held.position.entry == position.entry && held.change == EntryChange::Relaxed
         });
-        let aged: Vec<_> = held.map(|held| held.old).filter(|old| permits_more(*old)).collect();
-        for old in aged {
+        let aged: Vec<_> = held.map(|held| held.old).collect();
+        for old in aged.into_iter().filter(|old| permits_more(old.attributes(), new.attributes())) {
             self.add_stale(cpu, position, old, EntryChange::Restricted, false);
         }
     }
@@ -265,4 +258,9 @@ fn only_relaxes(old: Descriptor, new: Descriptor) -> bool {
         && keeps(a.write, b.write)
         && keeps(a.execute, b.execute)
         && keeps(a.is_accessed, b.is_accessed)
+}
+
+/// Returns whether a leaf with attributes `a` permits an access that one with `b` does not.
+const fn permits_more(a: Attributes, b: Attributes) -> bool {
+    (a.read && !b.read) || (a.write && !b.write) || (a.execute && !b.execute)
 }
