@@ -34,11 +34,12 @@ pub struct Summary {
     pub guests: u64,
     /// Guests whose tables cannot be checked: reserved geometry.
     pub unsupported_guests: u64,
+    /// Tables of the host itself, which are not checked.
+    pub host_tables: u64,
+    /// Tables of nested guests, which are not checked.
+    pub nested_tables: u64,
     /// Stores to tables.
     pub stores: u64,
-    /// Linked tables with unknown contents, and stores that replace another value than the known
-    /// one.
-    pub gaps: u64,
     pub unapplied: Vec<Unapplied>,
     /// Observed functions that the kernel lacks.
     pub missing: Vec<String>,
@@ -191,6 +192,7 @@ impl Checked {
                 })
                 .collect(),
         };
+        let error = error.or_else(|| gap(&totals));
         Self {
             summary: Summary {
                 schema: SCHEMA.to_owned(),
@@ -198,8 +200,9 @@ impl Checked {
                 events: totals.events,
                 guests: totals.guests,
                 unsupported_guests: totals.unsupported,
+                host_tables: totals.host,
+                nested_tables: totals.shadows,
                 stores: totals.stores,
-                gaps: totals.unknown_tables + totals.unexpected_values,
                 unapplied: setup.unapplied.clone(),
                 missing: setup.missing.clone(),
             },
@@ -239,9 +242,27 @@ impl Checked {
     }
 }
 
+/// Returns the reason for which the findings cannot be trusted, if the trace lacks changes of tables.
+fn gap(totals: &Totals) -> Option<String> {
+    let Totals { unknown_tables: tables, unexpected_values: stores, .. } = totals;
+    (tables + stores > 0).then(|| {
+        format!(
+            "findings may be wrong or missing: contents of {tables} tables and {stores} earlier \
+             stores are not in the trace"
+        )
+    })
+}
+
 #[cfg(test)]
 pub mod tests {
     use super::*;
+
+    #[test]
+    fn a_trace_without_all_changes_is_an_error() {
+        assert_eq!(gap(&Totals { events: 1, ..Totals::default() }), None);
+        let reason = gap(&Totals { unexpected_values: 3, ..Totals::default() }).unwrap();
+        assert!(reason.contains("0 tables and 3 earlier stores"), "{reason}");
+    }
 
     /// Returns a defect with this rule and call chain.
     pub fn defect(rule: &str, functions: &[&str]) -> Defect {
@@ -272,8 +293,9 @@ pub mod tests {
             events: 1000,
             guests: 1,
             unsupported_guests: 0,
+            host_tables: 0,
+            nested_tables: 0,
             stores: 10,
-            gaps: 0,
             unapplied: Vec::new(),
             missing: vec!["hva_to_pfn".to_owned()],
         };

@@ -63,6 +63,10 @@ impl<'a> Check<'a> {
         let is_first = self.parser.is_at_start();
         match self.parser.line(text)? {
             Line::Event(event) => {
+                if event.cpu >= self.setup.cpus {
+                    let reason = format!("CPU {} of {}", event.cpu, self.setup.cpus);
+                    return Err(self.parser.misfit(text, reason));
+                }
                 self.observer.observe(&event);
                 if let MachineAction::Stack(number, addresses) = &event.action {
                     return Ok(Some(self.add_stack(*number, addresses)));

@@ -62,12 +62,23 @@ pub fn replay(options: &ReplayOptions) -> Result<(Setup, Checked), LabError> {
     let mut places = match system_map {
         Some(path) => {
             let text = fs::read(path).map_err(|error| CommandError::file("read", path, error))?;
-            Places::of_system_map(&String::from_utf8_lossy(&text))
+            let places = Places::of_system_map(&String::from_utf8_lossy(&text));
+            if places.symbols().is_empty() {
+                let path = path.display();
+                return Err(LabError::Unusable(format!("--system-map {path} names no function")));
+            }
+            places
         }
         None => Places::default(),
     };
     if let Some(vmlinux) = vmlinux {
         places = places.with_vmlinux(vmlinux);
+        if !places.has_lines() {
+            let path = vmlinux.display();
+            return Err(LabError::Unusable(format!(
+                "--vmlinux {path} has no debug information of the kernel of --system-map"
+            )));
+        }
     }
     let setup = read_setup(path).map_err(unusable)?;
     let mut check = Check::new(setup.clone(), &places);
@@ -118,10 +129,22 @@ mod tests {
     };
 
     fn replay_text(text: &str) -> Result<Checked, String> {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), text).unwrap();
-        let trace = file.path().to_owned();
-        let options = ReplayOptions { trace, system_map: None, vmlinux: None };
+        replay_with(text, None, None)
+    }
+
+    fn replay_with(
+        text: &str,
+        system_map: Option<&str>,
+        vmlinux: Option<PathBuf>,
+    ) -> Result<Checked, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let system_map = system_map.map(|text| write("System.map", text));
+        let options = ReplayOptions { trace: write("trace", text), system_map, vmlinux };
         replay(&options).map(|(_, checked)| checked).map_err(|error| error.to_string())
     }
 
@@ -133,6 +156,19 @@ mod tests {
     }
 
     #[test]
+    fn unusable_symbols_are_one_error() {
+        let text = format!("{HEADER}\n{}0 isb\n# end events=1\n", setup_line(&setup()));
+        let map = "ffff800010001000 T start_kernel\n";
+
+        let no_symbols = replay_with(&text, Some("root:x:0:0\n"), None).unwrap_err();
+        let no_lines = replay_with(&text, Some(map), Some("/dev/null".into())).unwrap_err();
+
+        assert!(no_symbols.contains("names no function"), "{no_symbols}");
+        assert!(no_lines.contains("no debug information"), "{no_lines}");
+        assert!(replay_with(&text, Some(map), None).is_ok());
+    }
+
+    #[test]
     fn an_unusable_trace_is_one_error() {
         let head = format!("{HEADER}\n{}", setup_line(&setup()));
         for (text, reason) in [
@@ -141,6 +177,7 @@ mod tests {
             (format!("{HEADER}\n0 isb\n# end events=1\n"), "no line '# setup'"),
             (format!("{head}0 isb\n"), "no last line '# end'"),
             (format!("{head}x\n"), "line 3 is no event"),
+            (format!("{head}63 isb\n# end events=1\n"), "CPU 63 of"),
         ] {
             let error = replay_text(&text).unwrap_err();
 

@@ -170,7 +170,8 @@ impl Report {
                 );
                 for (count, what) in [
                     (summary.unsupported_guests, "guests with an unsupported geometry not checked"),
-                    (summary.gaps, "stores or tables not seen, so findings may be wrong"),
+                    (summary.host_tables, "stage-2 tables of the host not checked"),
+                    (summary.nested_tables, "tables of nested guests not checked"),
                 ] {
                     if count > 0 {
                         line += &format!("; {count} {what}");
@@ -226,6 +227,9 @@ impl Report {
                 "job": job.job,
                 "events": summary.map(|summary| summary.events),
                 "guests": summary.map(|summary| summary.guests),
+                "unsupported_guests": summary.map(|summary| summary.unsupported_guests),
+                "host_tables": summary.map(|summary| summary.host_tables),
+                "nested_tables": summary.map(|summary| summary.nested_tables),
                 "stores": summary.map(|summary| summary.stores),
                 "missing": summary.map(|summary| &summary.missing),
                 "errors": errors,

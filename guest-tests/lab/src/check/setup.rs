@@ -36,7 +36,7 @@ pub struct Setup {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub linux: Option<LinuxVersion>,
     pub cpu: String,
-    cpus: u8,
+    pub cpus: u8,
     memory: Bytes,
     lock: Lock,
     /// Mask and value of a locked entry.

@@ -46,6 +46,12 @@ pub enum TraceError {
     Read(#[from] io::Error),
 }
 
+/// Returns the error of a malformed line.
+fn malformed(line: u64, reason: String, text: &str) -> TraceError {
+    let text = text.trim_end().chars().take(200).collect();
+    TraceError::Malformed { line, reason, text }
+}
+
 /// A line of a trace.
 #[derive(Debug)]
 pub enum Line {
@@ -72,6 +78,11 @@ impl Parser {
         self.lines == 0
     }
 
+    /// Returns the error of the last line, which does not fit the setup.
+    pub fn misfit(&self, text: &str, reason: String) -> TraceError {
+        malformed(self.lines, reason, text)
+    }
+
     /// Parses the next line.
     ///
     /// # Errors
@@ -82,10 +93,8 @@ impl Parser {
         if self.lines == 1 {
             return if text == HEADER { Ok(Line::Comment) } else { Err(TraceError::NoHeader) };
         }
-        let malformed = |reason: String| {
-            let text = text.chars().take(200).collect();
-            TraceError::Malformed { line: self.lines, reason, text }
-        };
+        let line = self.lines;
+        let malformed = |reason: String| malformed(line, reason, text);
         if !text.starts_with('#') {
             let refused = |error: ParseMachineEventError| malformed(error.to_string());
             let event = text.parse().map_err(refused)?;

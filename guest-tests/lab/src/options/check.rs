@@ -21,7 +21,16 @@ use crate::{
 
 /// Options of `granule lab check` beyond those of every run.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Workload")]
+#[command(
+    next_help_heading = "Workload",
+    mut_arg("backing", |arg| arg.help(
+        "Backing of the memory [default: base pages, and hugetlb pages of a block]"
+    )),
+    mut_arg("size", |arg| arg.help(
+        "Size of the memory, rounded up to the backing's pages [default: 16M, 128M for a guest]"
+    )),
+    mut_arg("seeds", |arg| arg.help("Boots of each job, each with another schedule [default: 1]")),
+)]
 pub struct CheckArgs {
     /// Load of the host: bench, kvm_page_table_test, guest (boot of a Linux guest), selftests, one
     /// selftest with its arguments, or the path of a static arm64 program
