@@ -302,7 +302,7 @@ impl Descriptor {
     }
 
     /// Returns whether two leaves of one level differ in more than permissions, access flag and
-    /// software bits, so that replacing one by the other needs break-before-make (Arm ARM D8.16.1).
+    /// software bits, so that replacing one by the other needs break-before-make (Arm ARM R_WHZWS).
     pub const fn needs_break(self, new: Self) -> bool {
         let free = READ | WRITE | NOT_EXECUTABLE | ACCESSED | BREAK_PENDING | SOFTWARE_BITS;
         (self.0 ^ new.0) & !free != 0

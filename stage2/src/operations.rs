@@ -24,7 +24,7 @@ pub enum Order {
     Release,
 }
 
-/// A data synchronisation barrier (Arm ARM B2.3.12).
+/// A data synchronisation barrier (Arm ARM, DSB).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dsb {
     /// This CPU, stores only: `DSB NSHST`.
@@ -46,7 +46,7 @@ pub enum Scope {
     Broadcast,
 }
 
-/// A TLB invalidation for the current VMID (Arm ARM D8.14), and the CPUs that it affects. The TTL
+/// A TLB invalidation for the current VMID (Arm ARM, TLB maintenance), and the CPUs that it affects. The TTL
 /// hint is the level of the leaves (FEAT_TTL); `size` is in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the documentation of the type names the fields")]

@@ -26,8 +26,9 @@ macro_rules! rules {
                 match self { $(Self::$rule => $description,)* }
             }
 
-            /// Returns the rule's source: a section of the Arm Architecture Reference Manual (DDI
-            /// 0487) or a kernel function.
+            /// Returns the rule's source: a rule or subject of the Arm Architecture Reference Manual
+            /// (DDI 0487), or a kernel function. Sections have other numbers in each issue of the
+            /// manual; its rules keep their names.
             pub const fn source(self) -> &'static str {
                 match self { $(Self::$rule => $source,)* }
             }
@@ -38,70 +39,70 @@ macro_rules! rules {
 rules! {
     BreakBeforeMake: "break-before-make",
         "A valid entry replaces another without an invalid one in between.",
-        "Arm ARM D8.16.1 (break-before-make)";
+        "Arm ARM R_WHZWS, R_DDMVT (break-before-make)";
     BlockSizeChange: "block-size-change",
         "A block changes its size in a way that the CPUs' FEAT_BBM level does not allow.",
-        "Arm ARM D8.16.2 (FEAT_BBM)";
+        "Arm ARM R_WHZWS, R_KFLJB (FEAT_BBM)";
     ContiguousRun: "contiguous-run",
         "The entries of a contiguous run differ or are incomplete when the lock is released.",
-        "Arm ARM D8.7.1 (misprogramming of the Contiguous bit)";
+        "Arm ARM R_NGLXZ (misprogramming of the Contiguous bit)";
     MakeBeforeInvalidated: "make-before-invalidated",
         "An entry is made while a CPU may still hold the old one.",
-        "Arm ARM D8.16.1, D8.14.4";
+        "Arm ARM R_DDMVT, R_GPPYH";
     CombinedNotInvalidated: "combined-not-invalidated",
         "Stage-2 entries are invalidated, but entries combined with stage 1 are not.",
-        "Arm ARM D8.14.4 (VMALLE1 after IPAS2E1)";
+        "Arm ARM R_VZZVZ (VMALLE1 after IPAS2E1)";
     VmidNotCurrent: "vmid-not-current",
         "A TLBI is issued under another VMID, or without an ISB after the switch of VMID.",
-        "Arm ARM D8.14.4; K1.2.4 (context synchronization)";
+        "Arm ARM R_VZZVZ (current VMID); context synchronization";
     VmidNotRestored: "vmid-not-restored",
         "An operation ends without restoring the VMID.",
         "Linux: __tlb_switch_to_host()";
     WrongTtl: "wrong-ttl",
         "The TTL hint of a TLBI differs from the level of the leaf.",
-        "Arm ARM D8.14.5 (FEAT_TTL)";
+        "Arm ARM R_SQXYZ (FEAT_TTL)";
     TableRemovalSpan: "table-removal-span",
         "A table is removed without a non-leaf invalidation of all addresses that it spans.",
-        "Arm ARM D8.14.4";
+        "Arm ARM R_NSDNR, R_SQXYZ (IPAS2L, TTL)";
     RangeNotEncodable: "range-not-encodable",
         "A range invalidation covers more pages than one instruction encodes.",
-        "Arm ARM C5.5 (TLBI RIPAS2E1IS)";
+        "Arm ARM R_QKRKL (TLBI by range)";
     ReductionNotComplete: "reduction-not-complete",
         "An operation that removes a permission or a mapping ends while a CPU may still hold it.",
-        "Arm ARM D8.14.4; B2.3.12";
+        "Arm ARM R_GPPYH, R_PSMWS (DSB completes TLBI)";
     LogReadTooEarly: "log-read-too-early",
         "The dirty bitmap is read and cleared while a CPU can write without a fault.",
         "Linux: kvm_vm_ioctl_get_dirty_log()";
     ReusedWhileReachable: "reused-while-reachable",
         "The host reuses memory that a CPU can still reach.",
-        "Arm ARM D8.14.4; Linux: kvm_unmap_hva_range()";
+        "Arm ARM R_LXHLD; Linux: kvm_unmap_hva_range()";
     NoProgress: "no-progress",
         "A vCPU resumes after a permission fault while its own TLB may hold the old entry.",
-        "Arm ARM D8.14.1 (permission faults may be cached)";
+        "Arm ARM R_SQBCS (entries that deny a permission may be cached)";
     TableNotPublished: "table-not-published",
         "A table is linked before all CPUs are guaranteed to observe its contents.",
-        "Arm ARM B2.3.7; D8.2.6";
+        "Arm ARM R_TGRMW (a table walk is a separate observer)";
     UncleanReachable: "unclean-reachable",
         "Memory that is not clean to the PoC becomes reachable.",
-        "Arm ARM B2.8 (mismatched attributes); D7.5.9.3";
+        "Arm ARM, mismatched memory attributes";
     DeviceCmo: "device-cmo",
         "A CMO is issued on a device.",
         "Linux: kvm_is_device_pfn()";
     UnfinishedCmo: "unfinished-cmo",
         "An entry is broken or the lock released while a CMO is not complete.",
-        "Arm ARM D7.5.9.3; Linux: dcache_clean_inval_poc() ends with DSB";
+        "Arm ARM, completion of cache instructions; Linux: dcache_clean_inval_poc()";
     ReturnedUnclean: "returned-unclean",
         "The host reuses memory without a CMO after the TLB invalidation.",
-        "Arm ARM B2.8 (mismatched attributes)";
+        "Arm ARM, mismatched memory attributes";
     NeedlessCmo: "needless-cmo",
         "A data cache CMO is issued although FEAT_S2FWB makes it needless.",
-        "Arm ARM D8.6.6 (FEAT_S2FWB)";
+        "Arm ARM, FEAT_S2FWB";
     StaleInstructions: "stale-instructions",
         "Memory becomes executable while an I-cache may hold older instructions.",
-        "Arm ARM B2.4.4; D7.5.9.4 (IC after DC, then DSB)";
+        "Arm ARM, concurrent modification of instructions (DC, DSB, IC, DSB)";
     FreedWhileWalked: "freed-while-walked",
         "A table is freed while it is linked or a CPU may walk it.",
-        "Arm ARM D8.2.6; D8.14.4";
+        "Arm ARM R_SQBCS, R_LXHLD";
     FreedInGracePeriod: "freed-in-grace-period",
         "A table is freed while a shared walker may be in it.",
         "Linux: stage2_free_unlinked_table_rcu_cb()";
@@ -137,7 +138,7 @@ rules! {
         "Linux: mmu_lock";
     Misaligned: "misaligned",
         "The output address of a leaf is not aligned to its size.",
-        "Arm ARM D8.3.1";
+        "Arm ARM, VMSAv8-64 block and page descriptors";
     OutsideSlot: "outside-slot",
         "A leaf does not map the memory of the memslot at its address.",
         "Linux: fault_supports_stage2_huge_mapping()";

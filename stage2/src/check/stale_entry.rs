@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A changed entry and the CPUs that may still hold its old value.
 //!
-//! A CPU may fetch any valid entry at any time, used or not (Arm ARM D8.13.1). After a store
+//! A CPU may fetch any valid entry at any time, used or not (Arm ARM R_SQBCS). After a store
 //! changes a valid entry, every CPU is assumed to hold the old value in its stage-2 TLB and walk
 //! cache, and combined with stage 1, until these steps have removed it:
 //!

@@ -7,7 +7,7 @@
 //! repeats the CMOs; the guest continues to use the entry.
 //!
 //! A TLB may hold a contiguous run of pages as one entry, so the entries of a run must agree in all
-//! but access flag and software bits (Arm ARM D8.7.1, "misprogramming of the Contiguous bit";
+//! but access flag and software bits (Arm ARM R_NGLXZ, "misprogramming of the Contiguous bit";
 //! Linux: `contpte_convert()`). An exclusive walk therefore sets the hint only when it fills a
 //! whole empty run. Before one entry changes, the walk removes the hint from all entries: break all
 //! → invalidate → make all without it. While one entry keeps the hint, a CPU may fetch the whole
@@ -102,7 +102,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// break-before-make, or without a break if FEAT_BBM and the policy allow it.
     ///
     /// FEAT_BBM levels 1 and 2 set nT on the block first, so that no TLB holds both sizes. Level 3
-    /// denotes CPUs whose TLBs may hold both (Arm ARM D8.16.2).
+    /// denotes CPUs whose TLBs may hold both (Arm ARM R_KFLJB).
     pub(super) fn change_size(
         &self,
         slot: &Slot,

@@ -74,7 +74,7 @@ pub struct Walker {
 }
 
 impl Walker {
-    /// Walks the table as a CPU does for an access (Arm ARM D8.2).
+    /// Walks the table as a CPU does for an access (Arm ARM, translation process).
     ///
     /// # Errors
     /// The [`Fault`] that the CPU would take. Outside the IPA space, it is a translation fault.

@@ -8,7 +8,7 @@
 //! ([`Operations::defer_free`](crate::Operations::defer_free)). Both use the same code, with the
 //! walk mode as a type parameter (`walk`).
 //!
-//! A valid entry changes by break-before-make, except in permissions (Arm ARM D8.16.1):
+//! A valid entry changes by break-before-make, except in permissions (Arm ARM R_WHZWS):
 //!
 //! 1. clean and invalidate memory to the PoC before the guest can access it (`cmo`),
 //! 2. break: store an invalid entry (only in `bbm::break_entry`),

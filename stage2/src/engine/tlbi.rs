@@ -3,7 +3,7 @@
 //!
 //! All invalidations follow one sequence: DSB ISHST (table walkers observe the store) → the guest's
 //! VMID, ISB → stage 2 by address → DSB ISH → stage 1 and combined → DSB ISH → the previous VMID,
-//! ISB. `VMALLS12E1IS` invalidates both stages at once (Arm ARM D8.14.4; Linux: `hyp/*/tlb.c`).
+//! ISB. `VMALLS12E1IS` invalidates both stages at once (Arm ARM R_VZZVZ; Linux: `hyp/*/tlb.c`).
 //!
 //! One `RIPAS2E1IS` covers `(NUM + 1) << (5 × SCALE + 1)` pages, NUM 0 to 31 and SCALE 0 to 3 (Arm
 //! ARM C5.5, TLBI RIPAS2E1IS). The engine divides a range into a single page if its page count is

@@ -350,7 +350,7 @@ pub mod tests {
         let text = report.text();
         for part in [
             "returned-unclean in leaf: 4 violations\n",
-            "[Arm ARM B2.8 (mismatched attributes)]\n",
+            "[Arm ARM, mismatched memory attributes]\n",
             "  last change by CPU 1: guest address 0x4000, level 3: page → ",
             "  2 in series anonymous\n",
             "    leaf+0x94 arch/arm64/kvm/mmu.c:512\n",
@@ -386,7 +386,7 @@ pub mod tests {
         assert_eq!((&lines[0]["findings"], &lines[0]["suppressed"]), (&json!(2), &json!(1)));
         assert_eq!(lines[1]["suppressed"], "known");
         assert_eq!(lines[2]["jobs"][0]["kernel"], "base");
-        assert_eq!(lines[2]["source"], "Arm ARM D8.16.1 (break-before-make)");
+        assert_eq!(lines[2]["source"], "Arm ARM R_WHZWS, R_DDMVT (break-before-make)");
     }
 
     #[test]
