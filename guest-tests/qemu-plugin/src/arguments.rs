@@ -14,8 +14,14 @@ pub struct Arguments {
     pub out: PathBuf,
     /// Name and virtual address of the functions whose calls are counted.
     pub functions: Vec<(String, u64)>,
+    /// Function whose call is a segment of its own: name and virtual address.
+    pub span: Option<(String, u64)>,
     /// Indicates that all instructions are counted.
     pub counts_instructions: bool,
+    /// Indicates that stores are counted.
+    pub counts_stores: bool,
+    /// Indicates that `DSB` and `ISB` are counted.
+    pub counts_barriers: bool,
     /// Length of a turn in picoseconds of virtual time, if elapsed time is measured.
     pub quantum: Option<u64>,
     /// Seed of the turn lengths, if they vary.
@@ -34,8 +40,8 @@ pub enum ArgumentError {
     MissingOutput,
     /// Error returned for an unknown argument or an invalid value.
     #[error(
-        "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, instructions=on, \
-         quantum=NANOSECONDS, seed=NUMBER, cost=CLASS:PICOSECONDS, trace=FILE, \
+        "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, span=NAME:HEXADDRESS, \
+         instructions=on, stores=on, barriers=on, quantum=NANOSECONDS, seed=NUMBER, cost=CLASS:PICOSECONDS, trace=FILE, \
          function=NUMBER:HEXADDRESS:HEXEND, physical=NUMBER, lock=NUMBER:HEXOFFSET, \
          free=HEXADDRESS:HEXOFFSET, stacks=off or verify=on"
     )]
@@ -43,9 +49,17 @@ pub enum ArgumentError {
     /// Error returned for an argument of the trace without a trace.
     #[error("no trace: set trace=FILE, or omit function, lock, free, stacks and verify")]
     MissingTrace,
-    /// Error returned for a malformed value of `at`.
-    #[error("malformed argument 'at={0}'; expected at=NAME:HEXADDRESS")]
-    MalformedFunction(String),
+    /// Error returned for a malformed value of `at` or `span`.
+    #[error("malformed argument '{key}={value}'; expected {key}=NAME:HEXADDRESS")]
+    MalformedFunction {
+        /// The argument.
+        key: &'static str,
+        /// Value of the argument.
+        value: String,
+    },
+    /// Error returned for a second span.
+    #[error("argument 'span' is repeated; set one span")]
+    RepeatedSpan,
 }
 
 impl Arguments {
@@ -56,7 +70,8 @@ impl Arguments {
     pub fn parse<'a>(raw: impl IntoIterator<Item = &'a str>) -> Result<Self, ArgumentError> {
         let mut out = None;
         let mut functions = Vec::new();
-        let mut instructions = false;
+        let mut span = None;
+        let (mut instructions, mut stores, mut barriers) = (false, false, false);
         let (mut quantum, mut seed) = (None, None);
         let mut costs = CostTable::default();
         let mut trace = TraceArguments::default();
@@ -64,8 +79,12 @@ impl Arguments {
             let invalid = || ArgumentError::Invalid(argument.to_owned());
             match argument.split_once('=') {
                 Some(("out", file)) if !file.is_empty() => out = Some(PathBuf::from(file)),
-                Some(("at", value)) => functions.push(function(value)?),
+                Some(("at", value)) => functions.push(function("at", value)?),
+                Some(("span", _)) if span.is_some() => return Err(ArgumentError::RepeatedSpan),
+                Some(("span", value)) => span = Some(function("span", value)?),
                 Some(("instructions", "on")) => instructions = true,
+                Some(("stores", "on")) => stores = true,
+                Some(("barriers", "on")) => barriers = true,
                 Some(("quantum", value)) => {
                     let nanoseconds: NonZeroU32 = value.parse().map_err(|_| invalid())?;
                     quantum = Some(u64::from(nanoseconds.get()) * 1000);
@@ -80,12 +99,23 @@ impl Arguments {
             return Err(ArgumentError::MissingTrace);
         }
         let out = out.ok_or(ArgumentError::MissingOutput)?;
-        Ok(Self { out, functions, counts_instructions: instructions, quantum, seed, costs, trace })
+        Ok(Self {
+            out,
+            functions,
+            span,
+            counts_instructions: instructions,
+            counts_stores: stores,
+            counts_barriers: barriers,
+            quantum,
+            seed,
+            costs,
+            trace,
+        })
     }
 }
 
 /// Parses `NAME:HEXADDRESS`.
-fn function(value: &str) -> Result<(String, u64), ArgumentError> {
+fn function(key: &'static str, value: &str) -> Result<(String, u64), ArgumentError> {
     value
         .split_once(':')
         .filter(|(name, _)| !name.is_empty())
@@ -93,7 +123,7 @@ fn function(value: &str) -> Result<(String, u64), ArgumentError> {
             let digits = address.trim_start_matches("0x");
             Some((name.to_owned(), u64::from_str_radix(digits, 16).ok()?))
         })
-        .ok_or_else(|| ArgumentError::MalformedFunction(value.to_owned()))
+        .ok_or_else(|| ArgumentError::MalformedFunction { key, value: value.to_owned() })
 }
 
 #[cfg(test)]
@@ -109,12 +139,16 @@ mod tests {
         assert_eq!(arguments.out, PathBuf::from("/tmp/x"));
         assert_eq!(arguments.functions, [("aborts".to_owned(), 0xffff_8000_1004_0000)]);
         assert!(!arguments.counts_instructions);
-        let all = Arguments::parse(raw.into_iter().chain(["instructions=on"]));
-        assert!(all.unwrap().counts_instructions);
+        let all = ["instructions=on", "stores=on", "barriers=on", "span=f:10"];
+        let all = Arguments::parse(raw.into_iter().chain(all)).unwrap();
+        assert!(all.counts_instructions && all.counts_stores && all.counts_barriers);
+        assert_eq!(all.span, Some(("f".to_owned(), 16)));
     }
 
     #[test]
     fn invalid_arguments_are_refused() {
+        let malformed =
+            |key, value: &str| ArgumentError::MalformedFunction { key, value: value.to_owned() };
         for (raw, error) in [
             (vec![], ArgumentError::MissingOutput),
             (vec!["out="], ArgumentError::Invalid("out=".to_owned())),
@@ -124,9 +158,11 @@ mod tests {
             (vec!["cost=x:1"], ArgumentError::Invalid("cost=x:1".to_owned())),
             (vec!["out=f", "free=0"], ArgumentError::Invalid("free=0".to_owned())),
             (vec!["out=f", "stacks=off"], ArgumentError::MissingTrace),
-            (vec!["out=f", "at=aborts"], ArgumentError::MalformedFunction("aborts".to_owned())),
-            (vec!["out=f", "at=:10"], ArgumentError::MalformedFunction(":10".to_owned())),
-            (vec!["out=f", "at=a:xyz"], ArgumentError::MalformedFunction("a:xyz".to_owned())),
+            (vec!["out=f", "at=aborts"], malformed("at", "aborts")),
+            (vec!["out=f", "at=:10"], malformed("at", ":10")),
+            (vec!["out=f", "span=f"], malformed("span", "f")),
+            (vec!["out=f", "span=f:1", "span=g:2"], ArgumentError::RepeatedSpan),
+            (vec!["out=f", "at=a:xyz"], malformed("at", "a:xyz")),
         ] {
             assert_eq!(Arguments::parse(raw), Err(error));
         }

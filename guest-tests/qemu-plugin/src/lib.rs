@@ -15,6 +15,10 @@
 //!   as `NAME`; the address is the entry of a kernel function in `System.map`.
 //! * `instructions=on`: counts all instructions, by blocks of code. A block that an exception
 //!   leaves early counts as a whole, and again when it is entered again.
+//! * `span=NAME:HEXADDRESS`: makes each call of the function at this virtual address a
+//!   [segment](span) of its own.
+//! * `stores=on`, `barriers=on`: counts store instructions as `stores`, and each `DSB` and `ISB` by
+//!   its assembler name.
 //! * `quantum=NANOSECONDS`: measures the [elapsed time](clock) of CPUs in parallel, in quanta of
 //!   virtual time. It needs `-icount`.
 //! * `cost=CLASS:PICOSECONDS`, repeatable: the [cost](costs) of a class of instructions in elapsed
@@ -43,3 +47,5 @@ pub mod registers;
 #[cfg(not(test))]
 pub mod running_cpu;
 pub mod segments;
+pub mod span;
+pub mod stores;

@@ -22,6 +22,8 @@ use crate::{
     registers::find_registers,
     running_cpu::{self, CpuExit},
     segments::{Event, SegmentTimes, Segments},
+    span::{Boundary, Span},
+    stores::{barrier_name, is_store},
 };
 
 /// The installed plugin.
@@ -31,8 +33,14 @@ struct Plugin {
     segments: Segments<BufWriter<File>>,
     /// Addresses of counted functions, and their slots.
     functions: Vec<(u64, usize)>,
+    /// Function whose calls are segments of their own.
+    span: Option<Span>,
     /// Slot of all instructions, if they are counted.
     instruction_slot: Option<usize>,
+    /// Slot of stores, if they are counted.
+    store_slot: Option<usize>,
+    /// Indicates that `DSB` and `ISB` are counted.
+    counts_barriers: bool,
     /// Elapsed time, if it is measured.
     elapsed_time_meter: Option<ElapsedTimeMeter>,
     /// Indicates that `qemu_plugin_insn_data` copies the bytes instead of returning a pointer.
@@ -133,11 +141,16 @@ impl Plugin {
             .into_iter()
             .map(|(name, address)| (address, segments.slot(Event::Function(name))))
             .collect();
-        let instructions = arguments.counts_instructions.then(|| segments.slot(Event::Instruction));
+        let slot = |is_counted: bool, event| is_counted.then(|| segments.slot(event));
+        let instruction_slot = slot(arguments.counts_instructions, Event::Instruction);
+        let store_slot = slot(arguments.counts_stores, Event::Store);
         Ok(Self {
             segments,
             functions,
-            instruction_slot: instructions,
+            span: arguments.span.map(|(name, entry)| Span::new(name, entry)),
+            instruction_slot,
+            store_slot,
+            counts_barriers: arguments.counts_barriers,
             elapsed_time_meter: arguments
                 .quantum
                 .map(|quantum| ElapsedTimeMeter::new(quantum, arguments.seed, arguments.costs))
@@ -182,6 +195,7 @@ fn on_translate(tb: *mut sys::qemu_plugin_tb) {
     // SAFETY: QEMU passes a valid block.
     let count = unsafe { sys::qemu_plugin_tb_n_insns(tb) };
     let mut block = Block { instructions: count as u64, cost: 0, may_halt: false };
+    let mut stores = 0;
     for i in 0..count {
         // SAFETY: `i` is less than the block's number of instructions.
         let insn = unsafe { sys::qemu_plugin_tb_get_insn(tb, i) };
@@ -193,6 +207,10 @@ fn on_translate(tb: *mut sys::qemu_plugin_tb) {
             }
         }
         let word = plugin.instruction_word(insn);
+        if let Some(boundary) = plugin.span.as_ref().and_then(|span| span.observe(address, word)) {
+            on_block_start(tb, on_boundary, usize::from(boundary == Boundary::Entry));
+        }
+        stores += usize::from(is_store(word));
         hooks::instrument(insn, address, word);
         if let Some(elapsed) = &plugin.elapsed_time_meter {
             match elapsed.costs.rule(word) {
@@ -214,6 +232,12 @@ fn on_translate(tb: *mut sys::qemu_plugin_tb) {
             Some(DecodedInstruction::Mark(mark)) => on_execution(insn, on_mark, usize::from(mark)),
             None => {}
         }
+        if let Some(name) = barrier_name(word).filter(|_| plugin.counts_barriers) {
+            on_execution(insn, on_counted_instruction, plugin.segments.slot(Event::Barrier(name)));
+        }
+    }
+    if plugin.store_slot.is_some() && stores > 0 {
+        on_block_start(tb, on_stores, stores);
     }
     if plugin.instruction_slot.is_some() || plugin.elapsed_time_meter.is_some() {
         let flags = match plugin.elapsed_time_meter {
@@ -224,6 +248,18 @@ fn on_translate(tb: *mut sys::qemu_plugin_tb) {
         // SAFETY: `tb` is valid during translation; the callback takes `data` as a number.
         unsafe { sys::qemu_plugin_register_vcpu_tb_exec_cb(tb, Some(on_block), flags, data) };
     }
+}
+
+/// Registers a callback with `number` for each execution of a block.
+fn on_block_start(
+    tb: *mut sys::qemu_plugin_tb,
+    callback: unsafe extern "C" fn(c_uint, *mut c_void),
+    number: usize,
+) {
+    let no_registers = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS;
+    let data = std::ptr::without_provenance_mut(number);
+    // SAFETY: `tb` is valid during translation; the callbacks take `data` as a number.
+    unsafe { sys::qemu_plugin_register_vcpu_tb_exec_cb(tb, Some(callback), no_registers, data) };
 }
 
 /// Registers a callback with `number` for each execution of an instruction.
@@ -321,6 +357,27 @@ unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {
     }
     if let Some(slot) = plugin.instruction_slot {
         plugin.segments.count(plugin.counter_row(cpu), slot, block.instructions);
+    }
+}
+
+unsafe extern "C" fn on_stores(cpu: c_uint, stores: *mut c_void) {
+    if let Some(plugin) = PLUGIN.get()
+        && let Some(slot) = plugin.store_slot
+    {
+        plugin.segments.count(plugin.counter_row(cpu), slot, stores.addr() as u64);
+    }
+}
+
+unsafe extern "C" fn on_boundary(_: c_uint, is_entry: *mut c_void) {
+    let is_entry = is_entry.addr() != 0;
+    if let Some(plugin) = PLUGIN.get()
+        && let Some(span) = &plugin.span
+        && plugin.segments.is_in_span() != is_entry
+    {
+        let name = is_entry.then_some(span.name.as_str());
+        if let Err(e) = plugin.segments.set_span(name, plugin.end_clock_segment()) {
+            eprintln!("qemu-plugin: cannot write a segment: {e}");
+        }
     }
 }
 

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! `mark` is the mark that started the segment; the first segment, from power-on, has mark 0x60
-//! (outside any phase). The file ends with `{"end":true,"segments":N}`.
+//! (outside any phase). A segment inside a [span](crate::span) has its name as `span`; the segments
+//! before and after it have the same mark. The file ends with `{"end":true,"segments":N}`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -40,6 +41,10 @@ pub enum Event {
     Function(String),
     /// Any instruction.
     Instruction,
+    /// A store.
+    Store,
+    /// A `DSB` or `ISB`, by its name.
+    Barrier(&'static str),
 }
 
 impl Event {
@@ -48,6 +53,8 @@ impl Event {
             Self::Maintenance(sys) => sys.name(),
             Self::Function(name) => name.clone(),
             Self::Instruction => "instructions".to_owned(),
+            Self::Store => "stores".to_owned(),
+            Self::Barrier(name) => (*name).to_owned(),
         }
     }
 }
@@ -58,6 +65,8 @@ type Counts = BTreeMap<String, u64>;
 struct SegmentLine {
     seq: u64,
     mark: u8,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    span: Option<String>,
     counts: Counts,
     per_cpu: BTreeMap<usize, Counts>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,6 +100,8 @@ struct SegmentWriter<W> {
     names: Vec<String>,
     seq: u64,
     mark: u8,
+    /// Name of the span that is open.
+    span: Option<String>,
     out: W,
     has_write_failed: bool,
 }
@@ -111,6 +122,7 @@ impl<W: Write> Segments<W> {
                 names: Vec::new(),
                 seq: 0,
                 mark: FIRST_MARK,
+                span: None,
                 out,
                 has_write_failed: false,
             }),
@@ -147,6 +159,22 @@ impl<W: Write> Segments<W> {
         written
     }
 
+    /// Returns whether a span is open.
+    pub fn is_in_span(&self) -> bool {
+        self.lock().span.is_some()
+    }
+
+    /// Ends the segment and starts one in this span, or outside any span.
+    ///
+    /// # Errors
+    /// The line cannot be written; the file will have no end line.
+    pub fn set_span(&self, span: Option<&str>, times: SegmentTimes) -> io::Result<()> {
+        let writer = &mut *self.lock();
+        let written = self.write_segment(writer, times);
+        writer.span = span.map(str::to_owned);
+        written
+    }
+
     /// Ends the last segment and writes the end line.
     ///
     /// # Errors
@@ -165,6 +193,7 @@ impl<W: Write> Segments<W> {
         let mut segment = SegmentLine {
             seq: writer.seq,
             mark: writer.mark,
+            span: writer.span.clone(),
             counts: Counts::new(),
             per_cpu: BTreeMap::new(),
             time: times.time,
@@ -234,6 +263,28 @@ mod tests {
                 "\n",
             )
         );
+    }
+
+    #[test]
+    fn a_span_is_a_segment_with_the_mark_around_it() {
+        let mut file = Vec::new();
+        {
+            let segments = Segments::new(1, &mut file);
+            let stores = segments.slot(Event::Store);
+
+            segments.mark(0x61, SegmentTimes::default()).unwrap();
+            segments.set_span(Some("f"), SegmentTimes::default()).unwrap();
+            assert!(segments.is_in_span());
+            segments.count(0, stores, 3);
+            segments.set_span(None, SegmentTimes::default()).unwrap();
+            assert!(!segments.is_in_span());
+            segments.finish(SegmentTimes::default()).unwrap();
+        }
+
+        let text = String::from_utf8(file).unwrap();
+        let in_span = r#""mark":97,"span":"f","counts":{"stores":3}"#;
+        assert_eq!(text.matches(in_span).count(), 1, "{text}");
+        assert_eq!(text.matches(r#""mark":97,"counts":{}"#).count(), 2, "{text}");
     }
 
     #[test]
