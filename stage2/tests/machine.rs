@@ -86,6 +86,13 @@ fn each_missing_or_weaker_step_is_found() {
         ("0 dsb sy\n0 table", "0 table", Rule::UncleanReachable),
         ("0 tlbi ipas2e1is 0 @1\n", "0 tlbi ripas2le1is 0 @1\n", Rule::TableRemovalSpan),
         ("release", "plain", Rule::TableNotPublished),
+        ("release", "relaxed-swap", Rule::TableNotPublished),
+        ("0 store 41180000 0 41184003 release", NSH_LINK, Rule::TableNotPublished),
+        (
+            "0 dsb ish\n0 tlbi vmalle1is 0 @1\n0 dsb ish\n",
+            "0 dsb ishnxs\n0 tlbi vmalle1is 0 @1\n0 dsb ish\n",
+            Rule::CombinedNotInvalidated,
+        ),
         ("0 tlbi ipas2e1is 0 @1\n", "", Rule::TableRemovalSpan),
         ("0 tlbi ipas2e1is 0 @1\n", "0 tlbi ipas2e1 0 @1\n", Rule::TableRemovalSpan),
         ("0 tlbi vmalle1is 0 @1\n", "", Rule::CombinedNotInvalidated),
@@ -115,6 +122,50 @@ fn each_missing_or_weaker_step_is_found() {
 
         assert!(found.iter().any(|(found, _)| *found == rule), "{step:?}: {rule}, not {found:?}");
     }
+}
+
+/// A relaxed link behind a barrier that orders loads, or stores of this CPU alone.
+const NSH_LINK: &str =
+    "0 dmb ishld\n0 dmb nsh\n0 dsb nshst\n0 store 41180000 0 41184003 relaxed-swap";
+
+#[test]
+fn a_barrier_or_a_release_orders_a_table_before_its_link() {
+    for link in [
+        "0 store 41180000 0 41184003 swap",
+        "0 dmb ish\n0 store 41180000 0 41184003 plain",
+        "0 dmb ishst\n0 store 41180000 0 41184003 relaxed-swap",
+        "0 dsb ishst\n0 store 41180000 0 41184003 plain",
+        "0 dsb ishnxs\n0 store 41180000 0 41184003 plain",
+    ] {
+        let trace = TRACE.replace("0 store 41180000 0 41184003 release", link);
+
+        assert_eq!(findings(&trace), [], "{link}");
+    }
+}
+
+#[test]
+fn a_dmb_completes_no_store_for_an_invalidation() {
+    let steps = "plain @1\n0 dsb ishst\n0 hcr 480000000\n0 isb\n0 tlbi ipas2";
+    let trace = TRACE.replace(steps, &steps.replace("dsb ishst", "dmb ish"));
+    assert_ne!(trace, TRACE);
+
+    assert!(findings(&trace).iter().any(|(rule, _)| *rule == Rule::TableRemovalSpan));
+}
+
+#[test]
+fn a_barrier_nxs_completes_only_invalidations_nxs_which_leave_out_devices() {
+    let tlbi = |trace: &str| trace.replace("e1is ", "e1isnxs ");
+    let dsb = |trace: &str| trace.replace("0 dsb ish\n", "0 dsb ishnxs\n");
+    let device = TRACE.replace("0 40000041a007ff plain", "0 40000041a007c7 plain");
+    let is_incomplete = |trace: &str| {
+        let rules = [Rule::TableRemovalSpan, Rule::CombinedNotInvalidated];
+        findings(trace).iter().any(|(rule, _)| rules.contains(rule))
+    };
+
+    assert_eq!(findings(&tlbi(TRACE)), []);
+    assert_eq!(findings(&dsb(&tlbi(TRACE))), []);
+    assert!(is_incomplete(&dsb(TRACE)));
+    assert!(!is_incomplete(&device) && is_incomplete(&tlbi(&device)));
 }
 
 #[test]

@@ -200,6 +200,99 @@ fn a_leaf_that_is_younger_than_the_fault_needs_no_invalidation() {
     assert_eq!(rules(&[&start, other, abort, &fault].concat()), [Rule::NoProgress]);
 }
 
+/// The fault of `FAULT` by a thread that another one preempts before the page is marked dirty.
+const PREEMPTED: &str = "
+0 thread ffff000000008000
+0 enter 1 ffff000001000000 0 0 0
+0 leave 1 0
+";
+
+#[test]
+fn a_fault_belongs_to_its_thread() {
+    let (start, end) = FAULT.split_once("0 enter 4").unwrap();
+    let own = "0 thread ffff000000009000\n";
+    let start = start.replacen("0 enter 1 ", &format!("{own}0 enter 1 "), 1);
+    let preempted = |own| [&start, PREEMPTED, own, "0 enter 4", end].concat();
+    let unmarked = |text: &str| text.replace("0 enter 4 ffff000001000000 10 0 0\n", "");
+
+    assert_eq!(rules(&preempted(own)), []);
+    assert_eq!(rules(&unmarked(&preempted(own))), [Rule::NotMarkedDirty]);
+    // The other thread's mark is none of this fault.
+    let other = PREEMPTED.replace("0 leave", "0 enter 4 ffff000001000000 10 0 0\n0 leave");
+    let marked_by_other = unmarked(&preempted(own)).replace(PREEMPTED, &other);
+    assert_eq!(rules(&marked_by_other), [Rule::NotMarkedDirty]);
+}
+
+#[test]
+fn a_fault_continues_on_another_cpu() {
+    let (start, end) = FAULT.split_once("0 enter 4").unwrap();
+    let start = start.replacen("0 enter 1 ", "0 thread ffff000000009000\n0 enter 1 ", 1);
+    let moves = |end: &str| {
+        let end = end.replace("0 word 50000000 1 0\n", "").replace("0 leave", "1 leave");
+        let unlock = "0 word 50000000 1 0\n1 thread ffff000000009000\n";
+        [&start, unlock, &end].concat()
+    };
+
+    assert_eq!(rules(&moves(&format!("1 enter 4{end}"))), []);
+    let (_, unmarked) = end.split_once('\n').unwrap();
+    assert_eq!(rules(&moves(unmarked)), [Rule::NotMarkedDirty]);
+}
+
+#[test]
+fn a_fault_that_relaxes_a_leaf_and_changes_the_cpu_has_invalidated_it_before_or_after() {
+    let start = FAULT.replace("40000041a007fd", "40000041a0077d");
+    let fault = RELAX.replacen("0 enter 1", "0 thread ffff000000009000\n0 enter 1", 1);
+    let fault = fault.replace("0 leave 1", "1 thread ffff000000009000\n1 leave 1");
+    let invalidation = "0 tlbi ipas2e1 0 @1\n0 dsb nsh\n0 tlbi vmalle1 0 @1\n0 dsb nsh\n";
+    let missing = fault.replace(invalidation, "");
+    assert!(missing.len() < fault.len());
+    let select = "1 vtcr 80023558\n1 hcr 480000000\n1 vttbr 1000041180000\n1 isb\n";
+    let after = [select, &invalidation.replace("0 ", "1 ").replace("1 @1", "0 @1")].concat();
+    let after = after.replace("nsh", "ish").replace("e1 ", "e1is ");
+    let after = missing.replace("0 word 50000000 1 0", &format!("{after}0 word 50000000 1 0"));
+
+    assert_eq!(rules(&[&start, &*fault].concat()), []);
+    assert_eq!(rules(&[&start, &*missing].concat()), [Rule::NoProgress]);
+    assert_eq!(rules(&[&start, &*after].concat()), []);
+}
+
+#[test]
+fn restrictions_of_a_call_are_complete_when_the_last_thread_returns() {
+    let call = "
+0 thread ffff000000009000
+0 enter 2 0 0 0 0
+0 hcr 480000000
+0 isb
+0 word 50000000 0 1
+0 store 41184000 40000041a007fd 40000041a0077d plain @1
+0 word 50000000 1 0
+0 thread ffff000000008000
+0 enter 2 0 0 0 0
+0 leave 2 0
+INVALIDATION0 thread ffff000000009000
+0 leave 2 0
+";
+    let invalidation = "0 dsb ishst\n0 tlbi vmalls12e1is 0\n0 dsb ish\n";
+    let with = |text| [FAULT, &call.replace("INVALIDATION", text)].concat();
+
+    assert_eq!(rules(&with(invalidation)), []);
+    assert_eq!(rules(&with("")), [Rule::ReductionNotComplete]);
+}
+
+#[test]
+fn a_call_whose_end_is_missing_is_counted_and_ends_with_the_next_one() {
+    let thread = "0 thread ffff000000009000\n";
+    let unbalanced = |text: &str| {
+        let observer = observe(&[FAULT, thread, text].concat(), LockType::Spinlock);
+        observer.totals().unbalanced_calls
+    };
+
+    assert_eq!(unbalanced("0 enter 2 0 0 0 0\n0 leave 2 0\n"), 0);
+    assert_eq!(unbalanced("0 enter 2 0 0 0 0\n0 enter 2 0 0 0 0\n0 leave 2 0\n"), 1);
+    assert_eq!(unbalanced("0 leave 2 0\n0 leave 1 0\n"), 2);
+    assert_eq!(unbalanced("0 enter 1 0 0 0 0\n0 enter 1 0 0 0 0\n"), 1);
+}
+
 #[test]
 fn a_block_that_becomes_writable_under_logging_is_found() {
     let start = FAULT.replace("40000041a007fd", "40000041a0077d");

@@ -40,7 +40,7 @@ boot:
     msr cptr_el2, xzr            // no traps of SIMD
     msr cpacr_el1, x0
 
-// The root, and a table that is written before it is linked, without a DSB and with one.
+// The root, and a table that is written before it is linked, without a barrier and with one.
     number x23, 0x400007fd
     str x23, [x20, #8]           //= 0 write 40100000
     number x0, VTCR
@@ -51,12 +51,12 @@ boot:
     movk x20, #0, lsl #48
     number x1, LEAF
     str x1, [x21, #8]            //= 0 write 40101000
-    dmb ish                      //= 0 dmb ish
+    dmb ishld                    //= 0 dmb ishld
     orr x2, x21, #3
     str x2, [x20]                //= 0 table 40101000 2 0 1=402007fd; 0 store 40100000 0 40101003 plain
     str x2, [x20]
     str xzr, [x20]               //= 0 store 40100000 40101003 0 plain
-    dsb ishst                    //= 0 dsb ishst
+    dmb ishst                    //= 0 dmb ishst
     stlr x2, [x20]               //= 0 table 40101000 2 - 1=402007fd; 0 store 40100000 0 40101003 release
 
 // Stores.
@@ -78,7 +78,7 @@ boot:
 // Compare-and-swap, exclusive stores and atomic operations; those that fail change nothing.
     add x3, x21, #0x100
     mov x4, #0
-    cas x4, x1, [x3]             //= 0 store 40101100 0 402007fd swap
+    cas x4, x1, [x3]             //= 0 store 40101100 0 402007fd relaxed-swap
     mov x4, #5
     casal x4, x8, [x3]
     mov x4, #0
@@ -86,20 +86,20 @@ boot:
     mov x6, x1
     mov x7, x8
     add x3, x21, #0x110
-    casp x4, x5, x6, x7, [x3]    //= 0 store 40101110 0 402007fd swap; 0 store 40101118 0 404007fd swap
+    casp x4, x5, x6, x7, [x3]    //= 0 store 40101110 0 402007fd relaxed-swap; 0 store 40101118 0 404007fd relaxed-swap
     mov x4, #9
     caspal x4, x5, x4, x5, [x3]
     add x3, x21, #0x120
     ldxr x4, [x3]
-    stxr w5, x1, [x3]            //= 0 store 40101120 0 402007fd swap
+    stxr w5, x1, [x3]            //= 0 store 40101120 0 402007fd relaxed-swap
     stlxr w5, x8, [x3]
     ldaxp x4, x5, [x3]
     stlxp w5, x8, xzr, [x3]      //= 0 store 40101120 402007fd 404007fd swap
     mov x4, #0x800
-    ldset x4, x5, [x3]           //= 0 store 40101120 404007fd 40400ffd swap
+    ldset x4, x5, [x3]           //= 0 store 40101120 404007fd 40400ffd relaxed-swap
     ldclral x4, x5, [x3]         //= 0 store 40101120 40400ffd 404007fd swap
     ldclral x4, x5, [x3]
-    stadd x4, [x3]               //= 0 store 40101120 404007fd 40400ffd swap
+    stadd x4, [x3]               //= 0 store 40101120 404007fd 40400ffd relaxed-swap
     swpal xzr, x5, [x3]          //= 0 store 40101120 40400ffd 0 swap
 
 // Memory that is zeroed or set by one instruction.

@@ -185,11 +185,11 @@ impl Checker {
     fn dispatch(&mut self, cpu: usize, action: Action) {
         match action {
             Action::Store { entry, old, new, kind } => self.store(cpu, entry, (old, new), kind),
-            Action::Dsb(kind) => self.barrier(cpu, kind),
+            Action::Dsb(kind) => self.barrier(cpu, kind, false),
             Action::Isb => {
                 self.effect.exists = core::mem::take(&mut self.cpus[cpu].needs_isb);
             }
-            Action::Tlbi(kind) => self.invalidate(cpu, kind),
+            Action::Tlbi(kind) => self.invalidate(cpu, kind, false),
             Action::SwitchVmid(vmid) => self.switch_vmid(cpu, vmid),
             Action::CleanInvalidate { phys, size } => self.clean_invalidate(cpu, phys, size),
             Action::InvalidateICache(range) => {
@@ -215,9 +215,11 @@ impl Checker {
         }
     }
 
-    fn barrier(&mut self, cpu: usize, kind: Dsb) {
-        self.effect = self.tlbs.barrier(cpu, kind);
-        self.tables.publish_stores(cpu);
+    pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb, is_nxs: bool) {
+        self.effect = self.tlbs.barrier(cpu, kind, is_nxs);
+        if matches!(kind, Dsb::Ish | Dsb::IshSt) {
+            self.tables.publish_stores(cpu);
+        }
         if kind == Dsb::Ish {
             let completed = self.caches.complete(cpu);
             self.effect.exists |= completed;

@@ -31,8 +31,22 @@ pub enum StoreKind {
     Plain,
     /// A store-release.
     Release,
-    /// A compare-and-swap that succeeded.
+    /// An atomic or exclusive store that has succeeded, with release semantics.
     Swap,
+    /// An atomic or exclusive store that has succeeded, and orders no earlier store.
+    RelaxedSwap,
+}
+
+impl StoreKind {
+    /// Returns whether the store is ordered after earlier stores of its CPU.
+    pub(super) const fn is_release(self) -> bool {
+        matches!(self, Self::Release | Self::Swap)
+    }
+
+    /// Returns whether the store replaces only the value that its CPU has read.
+    pub(super) const fn is_atomic(self) -> bool {
+        matches!(self, Self::Swap | Self::RelaxedSwap)
+    }
 }
 
 /// One step of one CPU.

@@ -19,7 +19,7 @@ use alloc::{vec, vec::Vec};
 use super::table_model::EntryPosition;
 use crate::{
     address::{Ipa, PhysAddr, TableAddress},
-    descriptor::Descriptor,
+    descriptor::{Descriptor, MemoryType},
     geometry::Level,
     operations::{Dsb, Scope, Tlbi},
 };
@@ -34,30 +34,55 @@ enum HeldEntries {
     Nothing,
 }
 
-/// The CPUs that have issued an invalidation and not yet completed it.
-#[derive(Debug, Clone, Copy, Default)]
-struct PendingInvalidations {
-    local_cpus: u64,
-    broadcast_cpus: u64,
+/// The extent of a TLB invalidation or of a DSB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) is_broadcast: bool,
+    /// Indicates the qualifier nXS (FEAT_XS), which leaves out accesses with the XS attribute. Stage 2
+    /// clears this attribute for write-back memory, whatever stage 1 has, so TLBI nXS is enough for
+    /// all leaves but those of devices and non-cacheable memory. DSB nXS completes TLBI nXS alone.
+    pub(super) is_nxs: bool,
 }
+
+impl Extent {
+    const ALL: [Self; 4] = [
+        Self { is_broadcast: false, is_nxs: false },
+        Self { is_broadcast: true, is_nxs: false },
+        Self { is_broadcast: false, is_nxs: true },
+        Self { is_broadcast: true, is_nxs: true },
+    ];
+
+    const fn index(self) -> usize {
+        self.is_broadcast as usize | (self.is_nxs as usize) << 1
+    }
+
+    /// Returns whether a DSB of this extent completes an invalidation of another one.
+    const fn completes(self, invalidation: Self) -> bool {
+        (self.is_broadcast || !invalidation.is_broadcast) && (!self.is_nxs || invalidation.is_nxs)
+    }
+}
+
+/// The CPUs that have issued an invalidation and not yet completed it, for each extent.
+#[derive(Debug, Clone, Copy, Default)]
+struct PendingInvalidations([u64; 4]);
 
 impl PendingInvalidations {
     /// Records an invalidation. Returns whether this CPU had none pending.
-    fn issue(&mut self, cpu: usize, is_broadcast: bool) -> bool {
-        let by = if is_broadcast { &mut self.broadcast_cpus } else { &mut self.local_cpus };
+    const fn issue(&mut self, cpu: usize, extent: Extent) -> bool {
+        let by = &mut self.0[extent.index()];
         let first = *by >> cpu & 1 == 0;
         *by |= 1 << cpu;
         first
     }
 
-    /// Returns whether a CPU's DSB completes a pending invalidation: any, or local ones only.
-    const fn completes(self, cpu: usize, is_broadcast: bool) -> bool {
-        let by = self.local_cpus | if is_broadcast { self.broadcast_cpus } else { 0 };
-        by >> cpu & 1 != 0
+    /// Returns whether a CPU's DSB completes a pending invalidation.
+    fn completes(self, cpu: usize, dsb: Extent) -> bool {
+        let mut completed = Extent::ALL.into_iter().filter(|extent| dsb.completes(*extent));
+        completed.any(|extent| self.0[extent.index()] >> cpu & 1 != 0)
     }
 
-    const fn is_pending(self) -> bool {
-        self.local_cpus | self.broadcast_cpus != 0
+    fn is_pending(self) -> bool {
+        self.0 != [0; 4]
     }
 }
 
@@ -72,26 +97,26 @@ struct InvalidationProgress {
 
 impl InvalidationProgress {
     /// Records an invalidation that covers the entry. Returns whether it has an effect.
-    fn issue(&mut self, cpu: usize, kind: Tlbi, is_broadcast: bool) -> bool {
+    fn issue(&mut self, cpu: usize, kind: Tlbi, extent: Extent) -> bool {
         match (kind, self.held_entries) {
             (Tlbi::Ipa { .. } | Tlbi::Range { .. }, HeldEntries::Stage2) => {
-                self.stage2_invalidations.issue(cpu, is_broadcast)
+                self.stage2_invalidations.issue(cpu, extent)
             }
             // While a CPU holds the stage-2 entry, it can create combined entries again.
             (Tlbi::Stage1 { .. }, HeldEntries::Combined)
             | (Tlbi::All { .. }, HeldEntries::Stage2 | HeldEntries::Combined) => {
-                self.all_invalidations.issue(cpu, is_broadcast)
+                self.all_invalidations.issue(cpu, extent)
             }
             _ => false,
         }
     }
 
     /// Completes invalidations at a DSB. Returns whether that has an effect.
-    fn complete(&mut self, cpu: usize, is_broadcast: bool) -> bool {
-        let next = if self.all_invalidations.completes(cpu, is_broadcast) {
+    fn complete(&mut self, cpu: usize, dsb: Extent) -> bool {
+        let next = if self.all_invalidations.completes(cpu, dsb) {
             HeldEntries::Nothing
         } else if self.held_entries == HeldEntries::Stage2
-            && self.stage2_invalidations.completes(cpu, is_broadcast)
+            && self.stage2_invalidations.completes(cpu, dsb)
         {
             HeldEntries::Combined
         } else {
@@ -123,6 +148,13 @@ pub(super) struct ChangedEntry {
     pub(super) table: Option<TableAddress>,
     /// Indicates that the leaf became unreachable because a table above it was unlinked.
     pub(super) is_below_unlinked_table: bool,
+}
+
+impl ChangedEntry {
+    /// Returns whether accesses by the old entry may have the XS attribute.
+    fn has_xs(&self) -> bool {
+        self.table.is_none() && self.old.attributes().memory != MemoryType::Normal
+    }
 }
 
 /// A changed entry whose old value CPUs may still hold.
@@ -235,20 +267,22 @@ impl StaleEntry {
         if fits { Coverage::Covered } else { Coverage::Excluded }
     }
 
-    pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi) -> Effect {
+    pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi, is_nxs: bool) -> Effect {
         let is_broadcast = kind.scope() == Scope::Broadcast;
+        let extent = Extent { is_broadcast, is_nxs };
         let is_relaxed = self.entry.change == EntryChange::Relaxed;
         // A CPU that has observed the change may invalidate locally. For a relaxed entry it may
         // also broadcast, as other CPUs may keep the old value.
         let observed = self.is_observed_by_all
             || ((!is_broadcast || is_relaxed) && self.observers >> cpu & 1 != 0);
         let mut effect = Effect::default();
-        if !observed || self.run_remains {
+        let leaves_out = is_nxs && self.entry.has_xs();
+        if !observed || self.run_remains || leaves_out {
             return effect;
         }
         let reaches_others = is_broadcast && self.is_observed_by_all;
         for (at, progress) in self.progress.iter_mut().enumerate() {
-            if (at == cpu || reaches_others) && progress.issue(cpu, kind, is_broadcast) {
+            if (at == cpu || reaches_others) && progress.issue(cpu, kind, extent) {
                 effect.exists |= !is_relaxed || at == cpu;
                 effect.is_strong |= !is_relaxed && at != cpu;
             }
@@ -256,7 +290,7 @@ impl StaleEntry {
         effect
     }
 
-    pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb) -> Effect {
+    pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb, is_nxs: bool) -> Effect {
         let orders_all = matches!(kind, Dsb::Ish | Dsb::IshSt);
         let wrote = self.writers >> cpu & 1 != 0;
         let mut effect = Effect {
@@ -269,7 +303,7 @@ impl StaleEntry {
             return effect;
         }
         for (at, progress) in self.progress.iter_mut().enumerate() {
-            if progress.complete(cpu, kind == Dsb::Ish) {
+            if progress.complete(cpu, Extent { is_broadcast: kind == Dsb::Ish, is_nxs }) {
                 let needed = self.entry.change != EntryChange::Relaxed || at == cpu;
                 effect.add(Effect { exists: needed, is_strong: needed });
             }

@@ -138,7 +138,7 @@ impl TableModel {
         self.table_states.get(&table)?.unlinked_at
     }
 
-    /// Records a plain store of a CPU to a table.
+    /// Records a store of a CPU to a table. A release orders earlier stores, not itself.
     pub(super) fn set_writer(&mut self, table: TableAddress, cpu: usize) {
         if let Some(state) = self.table_states.get_mut(&table) {
             state.writer = Some(cpu);

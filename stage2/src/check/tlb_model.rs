@@ -45,7 +45,7 @@ impl TlbModel {
 
     /// Records an invalidation. Returns its effect, and whether its TTL hint is wrong for every
     /// leaf that it covers.
-    pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi) -> (Effect, bool) {
+    pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi, is_nxs: bool) -> (Effect, bool) {
         let mut effect = Effect::default();
         let (mut covers_leaf, mut excludes_leaf) = (false, false);
         let is_by_address = matches!(kind, Tlbi::Ipa { .. } | Tlbi::Range { .. });
@@ -56,16 +56,16 @@ impl TlbModel {
                 excludes_leaf |= coverage == Coverage::Excluded;
             }
             if coverage == Coverage::Covered {
-                effect.add(stale.invalidate(cpu, kind));
+                effect.add(stale.invalidate(cpu, kind, is_nxs));
             }
         }
         (effect, excludes_leaf && !covers_leaf)
     }
 
-    pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb) -> Effect {
+    pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb, is_nxs: bool) -> Effect {
         let mut effect = Effect::default();
         for stale in &mut self.stale_entries {
-            effect.add(stale.barrier(cpu, kind));
+            effect.add(stale.barrier(cpu, kind, is_nxs));
         }
         self.stale_entries.retain(StaleEntry::is_held);
         effect

@@ -14,7 +14,7 @@
 //!
 //! | event | arguments |
 //! |---|---|
-//! | `store` | address of the entry, value before, value after, `plain` `release` or `swap` |
+//! | `store` | address of the entry, value before, value after, `plain` `release` `swap` or `relaxed-swap` |
 //! | `dsb` | `nshst` `nsh` `ishst` `ish`; `isb` has none |
 //! | `tlbi` | `ipas2e1[is]` `ipas2le1[is]` address \[`ttl=`n\], `ripas2e1[is]` address bytes \[`ttl=`n\], `vmalle1[is]`, `vmalls12e1[is]` |
 //! | `vmid` | number |
@@ -155,6 +155,7 @@ const STORE_KINDS: Keywords<StoreKind> = Keywords(&[
     ("plain", StoreKind::Plain),
     ("release", StoreKind::Release),
     ("swap", StoreKind::Swap),
+    ("relaxed-swap", StoreKind::RelaxedSwap),
 ]);
 const DEVICE: Keywords<bool> = Keywords(&[("", false), ("device", true)]);
 const BEGIN_OR_END: Keywords<bool> = Keywords(&[("begin", true), ("end", false)]);

@@ -16,6 +16,7 @@ pub fn describe(action: &MachineAction, setup: &Setup) -> String {
                 StoreKind::Plain => "stores",
                 StoreKind::Release => "store-releases",
                 StoreKind::Swap => "swaps in",
+                StoreKind::RelaxedSwap => "swaps in without order",
             };
             let (old, new) = (describe_entry(*old), describe_entry(*new));
             format!("{verb} at {:#x}: {new}; before: {old}", entry.0)
@@ -48,6 +49,8 @@ pub fn describe(action: &MachineAction, setup: &Setup) -> String {
         MachineAction::Leave(number, result) => {
             format!("returns from {}: {result:#x}", function(setup, *number))
         }
+        MachineAction::Thread(0) => "executes no thread of the kernel".to_owned(),
+        MachineAction::Thread(thread) => format!("executes the thread {thread:#x}"),
         MachineAction::Free(root) => format!("frees the tree of the root {:#x}", root.0),
         other => other.to_string().to_uppercase(),
     }
@@ -104,6 +107,7 @@ mod tests {
             ("0 tlbi ipas2e1is 41a00", "TLBI IPAS2E1IS, operand 0x41a00"),
             ("0 dsb ishst", "DSB ISHST"),
             ("0 enter 2 1000 0 0 0", "calls kvm_init_stage2_mmu with 0x1000"),
+            ("0 thread ffff000003f68e80", "executes the thread 0xffff000003f68e80"),
             ("0 leave 9 0", "returns from function 9: 0x0"),
             ("0 ic ialluis", "IC IALLUIS"),
         ] {

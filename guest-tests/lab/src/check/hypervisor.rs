@@ -227,7 +227,8 @@ impl Hypervisor {
 
     /// Returns the arguments of the plugin that report these functions, each after a comma.
     pub fn plugin_arguments(&self) -> String {
-        let mut arguments = String::new();
+        // SP_EL0 points at the current task.
+        let mut arguments = ",threads=on".to_owned();
         for ObservedFunction { number, start, end, used_for, .. } in &self.functions {
             let function = format!(",function={number}:{start:x}:{end:x}");
             arguments += &match used_for {
@@ -300,7 +301,8 @@ mod tests {
     fn functions_become_arguments_of_the_plugin() {
         let arguments = hypervisor("6.1").plugin_arguments();
 
-        let expected = ",function=1:ffff8000100234b0:ffff800010024000\
+        let expected = ",threads=on\
+                        ,function=1:ffff8000100234b0:ffff800010024000\
                         ,function=2:ffff80001002e150:ffff80001002e150,lock=2:0\
                         ,free=ffff800010053f30:8\
                         ,function=4:ffff800010061000:ffff800010061000,physical=4\

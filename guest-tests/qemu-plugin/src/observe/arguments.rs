@@ -42,6 +42,8 @@ pub struct TraceArguments {
     pub loads: Vec<LoadedArgument>,
     /// Calls that free tables.
     pub frees: Vec<FreeingCall>,
+    /// Indicates that events name the thread of the hypervisor, whose number is in SP_EL0.
+    pub has_threads: bool,
     /// Indicates that events have no call stacks.
     pub omits_stacks: bool,
     /// Indicates that the copies of the tables are compared with memory at each mark and at the
@@ -78,6 +80,7 @@ impl TraceArguments {
                 let address = hex(part()?)?;
                 self.frees.push(FreeingCall { address, offset: hex(part()?)? });
             }
+            "threads" if value == "on" => self.has_threads = true,
             "stacks" if value == "off" => self.omits_stacks = true,
             "verify" if value == "on" => self.verifies = true,
             _ => return None,
@@ -101,6 +104,7 @@ mod tests {
             ("physical", "3"),
             ("load", "3:2:1:b0"),
             ("free", "ffff800010020000:8"),
+            ("threads", "on"),
             ("stacks", "off"),
             ("verify", "on"),
         ] {
@@ -115,6 +119,7 @@ mod tests {
             physical: vec![3],
             loads: vec![LoadedArgument { function: 3, argument: 2, pointer: 1, offset: 0xb0 }],
             frees: vec![FreeingCall { address: 0xffff_8000_1002_0000, offset: 8 }],
+            has_threads: true,
             omits_stacks: true,
             verifies: true,
         };
@@ -132,6 +137,7 @@ mod tests {
             ("load", "3:4:1:0"),
             ("load", "3:1:4:0"),
             ("free", "10"),
+            ("threads", "sp_el0"),
             ("stacks", "on"),
             ("verify", "1"),
             ("out", "x"),

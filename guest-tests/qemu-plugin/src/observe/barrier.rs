@@ -15,13 +15,13 @@ pub enum Barrier {
 }
 
 impl Barrier {
-    /// Returns whether stores before the barrier are complete for the walkers of all CPUs.
-    pub fn completes_stores(self) -> bool {
+    /// Returns whether the walkers of all CPUs observe stores before the barrier before later ones.
+    pub fn orders_stores(self) -> bool {
         match self {
-            Self::Dsb(accesses, domain) => {
+            Self::Dsb(accesses, domain) | Self::Dmb(accesses, domain) => {
                 accesses != OrderedAccesses::Loads && domain != Domain::NonShareable
             }
-            Self::Dmb(..) | Self::Isb => false,
+            Self::Isb => false,
         }
     }
 
@@ -92,10 +92,12 @@ mod tests {
         let ishld = Barrier::Dsb(OrderedAccesses::Loads, Domain::InnerShareable);
         let sy = Barrier::Dsb(OrderedAccesses::All, Domain::FullSystem);
         let dmb = Barrier::Dmb(OrderedAccesses::All, Domain::InnerShareable);
+        let nxs = Barrier::Dsb(OrderedAccesses::NonXs, Domain::InnerShareable);
         for (sequence, kept) in [
             (&[ish, ish, ishst, ishld, dmb][..], &[true, false, false, false, false][..]),
             (&[ishst, ishld, ish, sy, ish], &[true, true, true, true, false]),
             (&[dmb, ish, dmb], &[true, true, false]),
+            (&[nxs, nxs, dmb, ish, nxs], &[true, false, true, true, false]),
             (&[Barrier::Isb, Barrier::Isb, ish, Barrier::Isb], &[true, false, true, true]),
         ] {
             let mut recent = RecentBarriers::default();
@@ -109,18 +111,23 @@ mod tests {
     }
 
     #[test]
-    fn only_a_dsb_of_stores_in_the_shareable_domain_completes_stores() {
+    fn a_barrier_of_stores_in_the_shareable_domain_orders_stores() {
         use {Domain::*, OrderedAccesses::*};
-        for barrier in [Barrier::Dsb(Stores, InnerShareable), Barrier::Dsb(All, FullSystem)] {
-            assert!(barrier.completes_stores());
+        for barrier in [
+            Barrier::Dsb(Stores, InnerShareable),
+            Barrier::Dsb(NonXs, InnerShareable),
+            Barrier::Dmb(Stores, InnerShareable),
+            Barrier::Dmb(All, FullSystem),
+        ] {
+            assert!(barrier.orders_stores());
         }
         for barrier in [
             Barrier::Dsb(All, NonShareable),
             Barrier::Dsb(Loads, FullSystem),
-            Barrier::Dmb(All, FullSystem),
+            Barrier::Dmb(All, NonShareable),
             Barrier::Isb,
         ] {
-            assert!(!barrier.completes_stores(), "{barrier:?}");
+            assert!(!barrier.orders_stores(), "{barrier:?}");
         }
     }
 }

@@ -9,8 +9,57 @@ use granule_stage2::{
 use super::pages::PAGE_SIZE;
 use crate::decode::SysOperation;
 
-/// Size of a cache line of QEMU's CPU models.
-pub const LINE_SIZE: u64 = 64;
+/// Bytes to which cache operations by address apply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LineSizes {
+    /// Smallest data cache line: `DC`.
+    data: u64,
+    /// Smallest instruction cache line: `IC IVAU`.
+    instruction: u64,
+    /// Block of `DC ZVA`.
+    pub zeroed: u64,
+}
+
+impl LineSizes {
+    /// Returns the sizes of a CPU model by CTR_EL0.DminLine and IminLine, and DCZID_EL0.BS, all of
+    /// them logarithms of words. If QEMU does not offer DCZID_EL0, a block is a line,
+    /// as in QEMU's CPU models.
+    pub const fn new(ctr: u64, dczid: Option<u64>) -> Self {
+        let data = 4 << (ctr >> 16 & 0xf);
+        let zeroed = match dczid {
+            Some(dczid) => 4 << (dczid & 0xf),
+            None => data,
+        };
+        Self { data, instruction: 4 << (ctr & 0xf), zeroed }
+    }
+
+    /// Returns the line of an address to which an operation applies.
+    pub fn line(self, operation: LineOperation, virt: u64, phys: PhysAddr) -> Line {
+        let size = match operation {
+            LineOperation::Data(_) => self.data,
+            LineOperation::Instruction => self.instruction,
+        };
+        Line { operation, virt, phys: phys.align_down(size), size }
+    }
+}
+
+/// A line and an operation on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Line {
+    operation: LineOperation,
+    /// Virtual address in the line.
+    virt: u64,
+    /// First byte.
+    phys: PhysAddr,
+    size: u64,
+}
+
+impl Line {
+    /// Returns the virtual and physical address of its page.
+    fn page(&self) -> (u64, PhysAddr) {
+        (self.virt & !(PAGE_SIZE - 1), self.phys.align_down(PAGE_SIZE))
+    }
+}
 
 /// Cache maintenance by address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,27 +119,20 @@ impl LineRuns {
     }
 
     /// Extends the run of a CPU by the line at an address; returns whether it is adjacent.
-    pub fn extend(&mut self, cpu: u8, operation: LineOperation, virt: u64, phys: PhysAddr) -> bool {
+    pub fn extend(&mut self, cpu: u8, line: Line) -> bool {
         let Some(run) = self.0.iter_mut().find(|run| run.cpu == cpu) else { return false };
-        let line = phys.align_down(LINE_SIZE);
-        if run.operation != operation || line != run.first + run.size {
+        if run.operation != line.operation || line.phys != run.first + run.size {
             return false;
         }
-        run.size += LINE_SIZE;
-        run.page = pages_of(virt, phys);
+        run.size += line.size;
+        run.page = line.page();
         true
     }
 
     /// Starts a run.
-    pub fn start(
-        &mut self,
-        (cpu, stack): (u8, Option<u32>),
-        operation: LineOperation,
-        virt: u64,
-        phys: PhysAddr,
-    ) {
-        let (page, first) = (pages_of(virt, phys), phys.align_down(LINE_SIZE));
-        self.0.push(LineRun { cpu, stack, operation, page, first, size: LINE_SIZE });
+    pub fn start(&mut self, (cpu, stack): (u8, Option<u32>), line: Line) {
+        let Line { operation, phys: first, size, .. } = line;
+        self.0.push(LineRun { cpu, stack, operation, page: line.page(), first, size });
     }
 
     /// Returns whether a CPU has a run.
@@ -110,10 +152,6 @@ impl LineRuns {
     }
 }
 
-fn pages_of(virt: u64, phys: PhysAddr) -> (u64, PhysAddr) {
-    (virt & !(PAGE_SIZE - 1), phys.align_down(PAGE_SIZE))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,15 +159,39 @@ mod tests {
     const CIVAC: LineOperation =
         LineOperation::Data(SysOperation { op1: 3, cn: 7, cm: 14, op2: 1 });
 
+    /// CTR_EL0 of a Cortex-A57, with lines of 64 bytes.
+    const CTR: u64 = 0x8444_c004;
+
     /// Records a line as an observer does.
     fn record(runs: &mut LineRuns, cpu: u8, operation: LineOperation, phys: u64) -> Option<String> {
-        let (virt, phys) = (phys + (1 << 40), PhysAddr(phys));
-        if runs.extend(cpu, operation, virt, phys) {
+        let sizes = LineSizes::new(CTR, None);
+        let line = sizes.line(operation, phys + (1 << 40), PhysAddr(phys));
+        if runs.extend(cpu, line) {
             return None;
         }
         let taken = runs.take(cpu);
-        runs.start((cpu, None), operation, virt, phys);
+        runs.start((cpu, None), line);
         taken.map(|run| run.action().to_string())
+    }
+
+    #[test]
+    fn sizes_of_lines_are_those_of_the_cpu_model() {
+        let at = |sizes: LineSizes, operation| {
+            let line = sizes.line(operation, 0x11ff, PhysAddr(0x51ff));
+            (line.phys.0, line.size, sizes.zeroed)
+        };
+
+        for (ctr, dczid, data, instruction) in [
+            (CTR, None, (0x51c0, 0x40, 0x40), (0x51c0, 0x40, 0x40)),
+            (CTR, Some(0x17), (0x51c0, 0x40, 0x200), (0x51c0, 0x40, 0x200)),
+            // A64FX: data lines of 256 bytes; here instruction lines of 64 bytes.
+            (0x8666_8004, None, (0x5100, 0x100, 0x100), (0x51c0, 0x40, 0x100)),
+        ] {
+            let sizes = LineSizes::new(ctr, dczid);
+
+            assert_eq!(at(sizes, CIVAC), data, "{ctr:#x}");
+            assert_eq!(at(sizes, LineOperation::Instruction), instruction, "{ctr:#x}");
+        }
     }
 
     #[test]
@@ -152,7 +214,8 @@ mod tests {
     #[test]
     fn the_page_of_the_last_line_needs_no_translation() {
         let mut runs = LineRuns::default();
-        runs.start((1, None), CIVAC, 0xffff_0000_0000_1fc0, PhysAddr(0x5fc0));
+        let sizes = LineSizes::new(CTR, None);
+        runs.start((1, None), sizes.line(CIVAC, 0xffff_0000_0000_1fc0, PhysAddr(0x5fc0)));
 
         assert_eq!(runs.translate(1, 0xffff_0000_0000_1008), Some(PhysAddr(0x5008)));
         assert_eq!(runs.translate(1, 0xffff_0000_0000_2000), None);

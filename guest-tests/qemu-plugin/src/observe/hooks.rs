@@ -91,6 +91,7 @@ fn on_stores(
         StoreKind::Plain => 0,
         StoreKind::Release => 1,
         StoreKind::Swap => 2,
+        StoreKind::RelaxedSwap => 3,
     };
     let number = usize::try_from(address & !3 | kind).unwrap_or(0);
     let data = std::ptr::without_provenance_mut(number);
@@ -143,7 +144,8 @@ unsafe fn report_store(
     let kind = match number & 3 {
         0 => StoreKind::Plain,
         1 => StoreKind::Release,
-        _ => StoreKind::Swap,
+        2 => StoreKind::Swap,
+        _ => StoreKind::RelaxedSwap,
     };
     let store = Store { cpu, address: number & !3, kind, is_at_el2 };
     // SAFETY: the description is valid during this call.

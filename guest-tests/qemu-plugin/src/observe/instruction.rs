@@ -114,7 +114,7 @@ fn decode_barrier(word: u32) -> Option<Barrier> {
         (0xd503_30df, _) => Some(Barrier::Isb),
         // DSB nXS, whose option is in bits 11 and 10.
         (0xd503_303f, 2 | 6 | 10 | 14) => {
-            Some(Barrier::Dsb(OrderedAccesses::All, domain(option >> 2)))
+            Some(Barrier::Dsb(OrderedAccesses::NonXs, domain(option >> 2)))
         }
         _ => None,
     }
@@ -134,15 +134,17 @@ pub const fn store_kind(word: u32) -> StoreKind {
     const fn is(word: u32, mask: u32, value: u32) -> bool {
         word & mask == value
     }
-    let is_swap = is(word, 0x3fc0_0000, 0x0800_0000) // STXR, STLXR, STXP, CASP
+    let is_exclusive = is(word, 0x3fc0_0000, 0x0800_0000) // STXR, STLXR, STXP, CASP
         || is(word, 0x3fa0_7c00, 0x0820_7c00) // CASP with acquire
-        || is(word, 0x3fa0_7c00, 0x08a0_7c00) // CAS
-        || is(word, 0x3b20_0c00, 0x3820_0000) // FEAT_LSE: LDADD … SWP
+        || is(word, 0x3fa0_7c00, 0x08a0_7c00); // CAS
+    let is_atomic = is(word, 0x3b20_0c00, 0x3820_0000) // FEAT_LSE: LDADD … SWP
         || is(word, 0xff20_0c00, 0x1920_0000); // FEAT_LSE128
+    // o0 of exclusive and compare-and-swap instructions, R of other atomic ones.
+    let releases = if is_exclusive { word >> 15 & 1 } else { word >> 22 & 1 } == 1;
     let is_release = is(word, 0x3fe0_0000, 0x0880_0000) // STLR, STLLR
         || is(word, 0x3fe0_0c00, 0x1900_0000); // STLUR
-    if is_swap {
-        StoreKind::Swap
+    if is_exclusive || is_atomic {
+        if releases { StoreKind::Swap } else { StoreKind::RelaxedSwap }
     } else if is_release {
         StoreKind::Release
     } else {
@@ -172,8 +174,8 @@ mod tests {
             (0xd503_339f, barrier(Barrier::Dsb(All, OuterShareable)), "dsb osh"),
             (0xd503_3d9f, barrier(Barrier::Dsb(Loads, FullSystem)), "dsb ld"),
             (0xd503_3f9f, barrier(Barrier::Dsb(All, FullSystem)), "dsb sy"),
-            (0xd503_3a3f, barrier(Barrier::Dsb(All, InnerShareable)), "dsb ishnxs"),
-            (0xd503_3e3f, barrier(Barrier::Dsb(All, FullSystem)), "dsb synxs"),
+            (0xd503_3a3f, barrier(Barrier::Dsb(NonXs, InnerShareable)), "dsb ishnxs"),
+            (0xd503_3e3f, barrier(Barrier::Dsb(NonXs, FullSystem)), "dsb synxs"),
             (0xd503_3abf, barrier(Barrier::Dmb(Stores, InnerShareable)), "dmb ishst"),
             (0xd503_39bf, barrier(Barrier::Dmb(Loads, InnerShareable)), "dmb ishld"),
             (0xd503_3fdf, barrier(Barrier::Isb), "isb"),
@@ -227,14 +229,20 @@ mod tests {
             (0xf81f_8020, StoreKind::Plain, "stur x0, [x1, #-8]"),
             (0xc89f_fc20, StoreKind::Release, "stlr x0, [x1]"),
             (0xd900_0020, StoreKind::Release, "stlur x0, [x1]"),
-            (0xc802_7c20, StoreKind::Swap, "stxr w2, x0, [x1]"),
+            (0xc802_7c20, StoreKind::RelaxedSwap, "stxr w2, x0, [x1]"),
             (0xc802_fc20, StoreKind::Swap, "stlxr w2, x0, [x1]"),
-            (0xc822_7c20, StoreKind::Swap, "stxp w2, x0, xzr, [x1]"),
-            (0xc8a2_7c20, StoreKind::Swap, "cas x2, x0, [x1]"),
+            (0xc822_7c20, StoreKind::RelaxedSwap, "stxp w2, x0, xzr, [x1]"),
+            (0xc822_fc20, StoreKind::Swap, "stlxp w2, x0, xzr, [x1]"),
+            (0xc8a2_7c20, StoreKind::RelaxedSwap, "cas x2, x0, [x1]"),
+            (0xc8e2_7c20, StoreKind::RelaxedSwap, "casa x2, x0, [x1]"),
+            (0xc8a2_fc20, StoreKind::Swap, "casl x2, x0, [x1]"),
             (0xc8e2_fc20, StoreKind::Swap, "casal x2, x0, [x1]"),
-            (0x4820_7c22, StoreKind::Swap, "casp x0, x1, x2, x3, [x1]"),
+            (0x4820_7c22, StoreKind::RelaxedSwap, "casp x0, x1, x2, x3, [x1]"),
+            (0x4860_7c22, StoreKind::RelaxedSwap, "caspa x0, x1, x2, x3, [x1]"),
             (0x4860_fc22, StoreKind::Swap, "caspal x0, x1, x2, x3, [x1]"),
-            (0xf822_0020, StoreKind::Swap, "ldadd x2, x0, [x1]"),
+            (0xf822_0020, StoreKind::RelaxedSwap, "ldadd x2, x0, [x1]"),
+            (0xf8a2_8020, StoreKind::RelaxedSwap, "swpa x2, x0, [x1]"),
+            (0xf862_8020, StoreKind::Swap, "swpl x2, x0, [x1]"),
             (0xf8e2_3020, StoreKind::Swap, "ldsetal x2, x0, [x1]"),
             (0xf8e2_8020, StoreKind::Swap, "swpal x2, x0, [x1]"),
         ] {

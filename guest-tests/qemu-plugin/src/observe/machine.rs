@@ -14,6 +14,9 @@ pub trait Machine {
     /// Returns the value of `X0` to `X30` of the running CPU.
     fn register(&self, number: u8) -> u64;
 
+    /// Returns SP_EL0 of the running CPU, which is at EL1 or EL2.
+    fn thread_pointer(&self) -> u64;
+
     /// Returns the value of an identification register, by its name in lower case.
     fn identification(&self, name: &str) -> Option<u64>;
 
@@ -50,6 +53,7 @@ pub mod fake {
         pub words: Vec<u64>,
         pub registers: [u64; 31],
         pub exception_level: u8,
+        pub thread_pointer: u64,
     }
 
     /// A machine that a test and an observer share.
@@ -60,7 +64,9 @@ pub mod fake {
         /// Returns a machine with `pages` pages of 4K, all zero.
         pub fn new(pages: usize) -> Self {
             let words = vec![0; pages * 512];
-            Self(Arc::new(Mutex::new(FakeState { words, registers: [0; 31], exception_level: 2 })))
+            let (registers, exception_level, thread_pointer) = ([0; 31], 2, 0);
+            let state = FakeState { words, registers, exception_level, thread_pointer };
+            Self(Arc::new(Mutex::new(state)))
         }
 
         /// Writes eight bytes.
@@ -92,8 +98,17 @@ pub mod fake {
             self.0.lock().unwrap().registers[usize::from(number)]
         }
 
+        /// Lines of 64 bytes.
         fn identification(&self, name: &str) -> Option<u64> {
-            Some(name.len() as u64)
+            match name {
+                "ctr_el0" => Some(0x8444_c004),
+                "dczid_el0" => None,
+                name => Some(name.len() as u64),
+            }
+        }
+
+        fn thread_pointer(&self) -> u64 {
+            self.0.lock().unwrap().thread_pointer
         }
 
         fn exception_level(&self) -> u8 {

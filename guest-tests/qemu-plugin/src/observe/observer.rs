@@ -6,7 +6,7 @@ use std::{
     mem,
     ops::Range,
     sync::{
-        Mutex, MutexGuard, PoisonError, RwLock,
+        Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -22,7 +22,7 @@ use granule_stage2::{
 use super::{
     arguments::{FreeingCall, TraceArguments},
     barrier::Barrier,
-    cache_operations::{LINE_SIZE, LineOperation},
+    cache_operations::{LineOperation, LineSizes},
     callbacks::{Callback, Callbacks},
     functions::{Function, WatchedWords},
     instruction::{Observed, Operand, SystemRegister},
@@ -37,7 +37,7 @@ use super::{
 #[derive(Debug, Default)]
 struct Cpu {
     selects_guest: AtomicBool,
-    /// Number of barriers that have completed stores.
+    /// Number of barriers that have ordered stores.
     epoch: AtomicU64,
 }
 
@@ -74,6 +74,7 @@ pub struct Observer {
     pages: Pages,
     callbacks: RwLock<Callbacks>,
     state: Mutex<State>,
+    line_sizes: OnceLock<LineSizes>,
 }
 
 impl std::fmt::Debug for Observer {
@@ -104,6 +105,7 @@ impl Observer {
             pages: Pages::default(),
             callbacks: RwLock::default(),
             state: Mutex::new(state),
+            line_sizes: OnceLock::new(),
         }
     }
 
@@ -143,7 +145,9 @@ impl Observer {
                 let function = self.arguments.functions[index].number;
                 let result = self.reported_address(function, self.machine.register(0));
                 let action = MachineAction::Leave(function, result);
-                self.state().trace.emit(cpu, action, None);
+                let state = &mut *self.state();
+                self.report_thread(state, cpu);
+                state.trace.emit(cpu, action, None);
             }
             Callback::Free(index) => self.free(cpu, self.arguments.frees[index]),
         }
@@ -168,8 +172,9 @@ impl Observer {
                 self.state().trace.emit(cpu, MachineAction::Ic(scope), None);
             }
             Observed::Zero(operand) => {
-                let line = self.value(operand) & !(LINE_SIZE - 1);
-                self.write_range(at, line, LINE_SIZE, StoredValue::Zero);
+                let size = self.line_sizes().zeroed;
+                let block = self.value(operand) & !(size - 1);
+                self.write_range(at, block, size, StoredValue::Zero);
             }
             Observed::Bulk { destination, size } => {
                 let (start, size) = (self.value(destination), self.value(size).cast_signed());
@@ -201,6 +206,16 @@ impl Observer {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the sizes of the CPU model, which QEMU offers once it has initialised a CPU.
+    fn line_sizes(&self) -> LineSizes {
+        *self.line_sizes.get_or_init(|| {
+            let register = |name| self.machine.identification(name);
+            // Lines of 64 bytes, as in most CPU models.
+            const CTR: u64 = 0x8444_c004;
+            LineSizes::new(register("ctr_el0").unwrap_or(CTR), register("dczid_el0"))
+        })
     }
 
     fn value(&self, operand: Operand) -> u64 {
@@ -238,8 +253,24 @@ impl Observer {
             let pointer = registers[usize::from(load.pointer)].wrapping_add(load.offset);
             arguments[load.argument] = self.machine.read_virtual(pointer).unwrap_or(0);
         }
+        self.report_thread(state, cpu);
         let stack = state.trace.stack(&*self.machine, cpu, function.start);
         state.trace.emit(cpu, MachineAction::Enter(function.number, arguments), stack);
+    }
+
+    /// Returns the thread of the running CPU: SP_EL0, in which Linux keeps its current task. In user
+    /// space, and during the switch to a guest, it is no address of the kernel.
+    fn thread(&self) -> Option<u64> {
+        let is_task = |pointer: &u64| pointer >> 63 != 0;
+        let has_threads = self.arguments.has_threads;
+        has_threads.then(|| Some(self.machine.thread_pointer()).filter(is_task).unwrap_or(0))
+    }
+
+    /// Reports the thread of the running CPU, if it is another one than before.
+    fn report_thread(&self, state: &mut State, cpu: u8) {
+        if let Some(thread) = self.thread() {
+            state.trace.thread(cpu, thread);
+        }
     }
 
     /// Returns the first argument or the result of a function as it is reported: a number that is no
@@ -264,7 +295,11 @@ impl Observer {
         let (Store { cpu, address, kind, .. }, phys) = (store, range.0);
         let state = &mut *self.state();
         if self.pages.has(phys, PageFlag::Table) {
-            for change in state.tables.store(&*self.machine, &self.pages, range, value) {
+            let changes = state.tables.store(&*self.machine, &self.pages, range, value);
+            if !changes.is_empty() {
+                self.report_thread(state, cpu);
+            }
+            for change in changes {
                 self.report_tables(state, cpu, change.tables);
                 let (entry, old, new) = (change.entry, change.old, change.new);
                 let stack = state.trace.stack(&*self.machine, cpu, address);
@@ -335,7 +370,7 @@ impl Observer {
     }
 
     fn barrier(&self, cpu: u8, barrier: Barrier) {
-        if barrier.completes_stores() {
+        if barrier.orders_stores() {
             self.cpus[usize::from(cpu)].epoch.fetch_add(1, Ordering::Relaxed);
         }
         self.state().trace.barrier(cpu, barrier);
@@ -365,7 +400,8 @@ impl Observer {
         if operation.cleans_to_poc() {
             self.pages.set(phys, PageFlag::Written, false);
         }
-        state.trace.line(&*self.machine, (cpu, address), operation, (virt, phys));
+        let line = self.line_sizes().line(operation, virt, phys);
+        state.trace.line(&*self.machine, (cpu, address), line, || self.thread());
     }
 
     /// Records that the instruction at `address` writes a virtual range. Pages that are not mapped

@@ -65,13 +65,15 @@ pub struct QemuMachine {
 struct Registers {
     general: Vec<Register>,
     state: Register,
+    thread_pointer: Option<Register>,
 }
 
 impl Registers {
     fn find() -> Option<Self> {
         let general: Option<_> =
             (0..31).map(|number| Register::find(&format!("x{number}"))).collect();
-        Some(Self { general: general?, state: Register::find("cpsr")? })
+        let thread_pointer = Register::find("SP_EL0");
+        Some(Self { general: general?, state: Register::find("cpsr")?, thread_pointer })
     }
 }
 
@@ -128,6 +130,11 @@ impl Machine for QemuMachine {
     fn register(&self, number: u8) -> u64 {
         let register = self.registers().and_then(|all| all.general.get(usize::from(number)));
         register.and_then(|register| register.read()).unwrap_or(0)
+    }
+
+    fn thread_pointer(&self) -> u64 {
+        let register = self.registers().and_then(|all| all.thread_pointer);
+        register.and_then(Register::read).unwrap_or(0)
     }
 
     fn identification(&self, name: &str) -> Option<u64> {

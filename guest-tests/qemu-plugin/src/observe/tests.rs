@@ -22,6 +22,7 @@ const VTCR_X0: u32 = 0xd51c_2140;
 const HCR_X0: u32 = 0xd51c_1100;
 const DSB_ISH: u32 = 0xd503_3b9f;
 const DMB_ISH: u32 = 0xd503_3bbf;
+const DMB_ISHLD: u32 = 0xd503_39bf;
 const ISB: u32 = 0xd503_3fdf;
 const TLBI_IPAS2E1IS_X0: u32 = 0xd50c_8020;
 const TLBI_VAE2IS_X0: u32 = 0xd50c_8320;
@@ -37,6 +38,8 @@ const ROOT: u64 = MEMORY + 0x1000;
 const TABLE: u64 = MEMORY + 0x2000;
 const HCR_GUEST: u64 = 1;
 const VMID: u64 = 1 << 48;
+/// Address of a task of the kernel.
+const TASK: u64 = 0xffff_0000_0000_8000;
 
 /// Output that the test reads.
 #[derive(Debug, Clone, Default)]
@@ -115,11 +118,11 @@ fn a_table_is_reported_before_the_store_that_links_it_with_its_unordered_writer(
     let bench = Bench::new(&[]);
     bench.set_root(0);
     bench.store(1, TABLE + 8, 0x4000_07fd, StoreKind::Plain);
-    bench.execute(1, DMB_ISH, 0);
+    bench.execute(1, DMB_ISHLD, 0);
     bench.store(0, ROOT, TABLE | 3, StoreKind::Release);
     bench.store(0, ROOT, TABLE | 3, StoreKind::Swap);
     bench.store(0, ROOT, 0, StoreKind::Plain);
-    bench.execute(1, DSB_ISH, 0);
+    bench.execute(1, DMB_ISH, 0);
     bench.store(1, ROOT, TABLE | 3, StoreKind::Swap);
 
     let lines = bench.finish();
@@ -131,11 +134,11 @@ fn a_table_is_reported_before_the_store_that_links_it_with_its_unordered_writer(
             "0 table 40001000 1 -",
             "0 vttbr 1000040001000",
             "1 write 40002000",
-            "1 dmb ish",
+            "1 dmb ishld",
             "0 table 40002000 2 1 1=400007fd",
             "0 store 40001000 0 40002003 release",
             "0 store 40001000 40002003 0 plain",
-            "1 dsb ish",
+            "1 dmb ish",
             "1 table 40002000 2 - 1=400007fd",
             "1 store 40001000 0 40002003 swap",
             "# end events=14 skipped=",
@@ -154,7 +157,8 @@ fn identification_registers_are_written_once() {
 
     let text = String::from_utf8(bench.output.0.lock().unwrap().clone()).unwrap();
     let lines: Vec<_> = text.lines().skip(2).take(4).collect();
-    let expected = ["0 id ctr_el0 7", "0 id id_aa64isar0_el1 10", "0 id id_aa64mmfr2_el1 10"];
+    let expected =
+        ["0 id ctr_el0 8444c004", "0 id id_aa64isar0_el1 10", "0 id id_aa64mmfr2_el1 10"];
     assert_eq!((&lines[..3], lines[3]), (&expected[..], "0 vtcr 80023559"));
     assert_eq!(text.matches(" id ").count(), 3);
 }
@@ -320,4 +324,43 @@ fn arguments_are_words_of_an_object_if_it_is_mapped() {
     }
 
     assert_eq!(bench.finish()[..2], ["0 enter 7 5 6 0 0", "0 enter 7 0 0 0 0"]);
+}
+
+#[test]
+fn calls_stores_to_tables_and_cache_operations_have_the_thread_of_the_kernel() {
+    let bench = Bench::new(&[("threads", "on"), ("function", "7:3000:3100")]);
+    bench.set_root(0);
+    let thread = |pointer| bench.machine.0.lock().unwrap().thread_pointer = pointer;
+    thread(TASK);
+    bench.call(0, 0x3000, NOP);
+    bench.store(0, ROOT, 1, StoreKind::Plain);
+    thread(TASK + 8);
+    bench.store(0, ROOT, 1, StoreKind::Plain);
+    bench.store(0, ROOT, 2, StoreKind::Plain);
+    bench.call(0, 0x30fc, RET);
+    thread(TASK);
+    bench.call(1, 0x30fc, RET);
+    bench.execute(0, DC_CIVAC_X0, LINEAR + TABLE);
+    thread(0x7f00_0000);
+    bench.execute(0, DC_CIVAC_X0, LINEAR + TABLE + 64);
+    bench.execute(0, DC_CIVAC_X0, LINEAR + TABLE);
+
+    assert_eq!(
+        bench.finish()[3..],
+        [
+            "0 thread ffff000000008000",
+            "0 enter 7 1000040001000 0 0 0",
+            "0 store 40001000 0 1 plain",
+            "0 thread ffff000000008008",
+            "0 store 40001000 1 2 plain",
+            "0 leave 7 1000040001000",
+            "1 thread ffff000000008000",
+            "1 leave 7 1000040001000",
+            "0 thread ffff000000008000",
+            "0 dc civac 40002000 80",
+            "0 thread 0",
+            "0 dc civac 40002000 40",
+            "# end events=18 skipped=",
+        ]
+    );
 }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The events of a trace in their order, with as few lines as that order allows.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    mem,
+};
 
 use granule_stage2::{
     PhysAddr,
@@ -10,7 +13,7 @@ use granule_stage2::{
 
 use super::{
     barrier::{Barrier, RecentBarriers},
-    cache_operations::{LineOperation, LineRuns},
+    cache_operations::{Line, LineRuns},
     call_stack::{CallStacks, walk},
     machine::Machine,
     writer::TraceWriter,
@@ -22,6 +25,8 @@ pub struct Trace {
     writer: TraceWriter,
     runs: LineRuns,
     barriers: Vec<RecentBarriers>,
+    /// The last thread of each CPU.
+    threads: Vec<u64>,
     /// Call stacks, if they are reported.
     stacks: Option<CallStacks>,
 }
@@ -33,6 +38,7 @@ impl Trace {
             writer: TraceWriter::new(out),
             runs: LineRuns::default(),
             barriers: (0..cpus).map(|_| RecentBarriers::default()).collect(),
+            threads: vec![0; cpus],
             stacks: has_stacks.then(CallStacks::default),
         }
     }
@@ -46,6 +52,13 @@ impl Trace {
             self.writer.event(&MachineEvent { cpu, action, stack: None });
         }
         Some(number)
+    }
+
+    /// Writes that a CPU executes a thread, unless it is the last one.
+    pub fn thread(&mut self, cpu: u8, thread: u64) {
+        if mem::replace(&mut self.threads[usize::from(cpu)], thread) != thread {
+            self.emit(cpu, MachineAction::Thread(thread), None);
+        }
     }
 
     /// Writes an event.
@@ -70,17 +83,20 @@ impl Trace {
         &mut self,
         machine: &dyn Machine,
         (cpu, address): (u8, u64),
-        operation: LineOperation,
-        (virt, phys): (u64, PhysAddr),
+        line: Line,
+        thread: impl FnOnce() -> Option<u64>,
     ) {
-        if self.runs.extend(cpu, operation, virt, phys) {
+        if self.runs.extend(cpu, line) {
             return;
         }
         if let Some(run) = self.runs.take(cpu) {
             self.write(cpu, run.action(), run.stack);
         }
+        if let Some(thread) = thread() {
+            self.thread(cpu, thread);
+        }
         let stack = self.stack(machine, cpu, address);
-        self.runs.start((cpu, stack), operation, virt, phys);
+        self.runs.start((cpu, stack), line);
     }
 
     /// Returns the physical address of a line in the page of the last one, if it is known.

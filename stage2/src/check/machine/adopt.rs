@@ -42,8 +42,13 @@ impl Checker {
     }
 
     /// Invalidates the entries of all VMIDs.
-    pub(super) fn invalidate_all_vmids(&mut self, cpu: usize, scope: Scope) {
-        self.tlbs.invalidate(cpu, Tlbi::All { scope });
+    pub(super) fn invalidate_all_vmids(&mut self, cpu: usize, scope: Scope, is_nxs: bool) {
+        self.tlbs.invalidate(cpu, Tlbi::All { scope }, is_nxs);
+    }
+
+    /// Orders the stores of a CPU to tables before its later stores, without completing them.
+    pub(super) fn order_stores(&mut self, cpu: usize) {
+        self.tables.publish_stores(cpu);
     }
 
     /// Adds a table with these entries. A table of the same address has been freed since.

@@ -19,14 +19,49 @@ use crate::{
     geometry::Level,
 };
 
-/// Steps of a CPU since it began to handle a guest's abort.
+/// A thread of the hypervisor. In a trace without threads, each CPU executes its own one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Thread {
+    OfCpu(u8),
+    Number(u64),
+}
+
+impl Thread {
+    pub(super) const fn of_cpu(cpu: u8) -> Self {
+        Self::OfCpu(cpu)
+    }
+
+    /// Returns the thread of an event, whose number 0 is no thread of the hypervisor.
+    pub(super) const fn of_event(cpu: u8, number: u64) -> Self {
+        if number == 0 { Self::OfCpu(cpu) } else { Self::Number(number) }
+    }
+}
+
+/// A step of a CPU that executes a thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    pub(super) cpu: u8,
+    pub(super) thread: Thread,
+    pub(super) event: u64,
+}
+
+/// A leaf that a fault has changed in place.
+#[derive(Debug)]
+struct ChangedLeaf {
+    guest: usize,
+    ipa: Ipa,
+    stack: Option<u32>,
+    changed_by: u8,
+}
+
+/// Steps of a thread since it began to handle a guest's abort. The thread may change the CPU.
 #[derive(Debug, Default)]
 struct Fault {
     /// Leaves that have become writable: the guest's number, first address, bytes and call stack.
     writable: Vec<(usize, Ipa, u64, Option<u32>)>,
-    /// Leaves that were changed in place: the guest's number, first address and call stack. A leaf that is
-    /// younger than the fault did not cause it: if its CPU holds it, the next fault handles that.
-    changed: Vec<(usize, Ipa, Option<u32>)>,
+    /// Leaves that were changed in place. A leaf that is younger than the fault did not cause it: if its
+    /// CPU holds it, the next fault handles that.
+    changed: Vec<ChangedLeaf>,
     /// Entries that any CPU has changed since, and tables that have been linked.
     changed_entries: BTreeSet<PhysAddr>,
     linked_tables: BTreeSet<PhysAddr>,
@@ -41,7 +76,7 @@ struct Fault {
 #[derive(Debug, Clone, Copy)]
 struct LookUp {
     event: u64,
-    /// Indicates that the CPU has read the invalidation sequence under the lock since.
+    /// Indicates that the thread has read the invalidation sequence under the lock since.
     is_compared: bool,
 }
 
@@ -61,15 +96,17 @@ pub(super) struct MadeEntry {
 /// The state of calls that have not returned.
 #[derive(Debug)]
 pub(super) struct Calls {
-    /// Calls in which the hypervisor may delay the invalidation of restricted entries.
-    by_user_space: u64,
-    faults: Vec<Option<Fault>>,
+    /// Threads in calls in which the hypervisor may delay the invalidation of restricted entries.
+    by_user_space: BTreeSet<Thread>,
+    faults: BTreeMap<Thread, Fault>,
+    /// Calls whose end is missing, and ends without a call.
+    unbalanced: u64,
     /// Indicates that the trace has the reads of the invalidation sequence.
     reads_sequence: bool,
     /// Addresses whose dirty pages are logged, by the address of the guest's lock.
     logged: BTreeMap<PhysAddr, AddressSet<Ipa>>,
-    /// The bytes that each CPU allocates.
-    allocated: Vec<u64>,
+    /// The bytes that threads allocate.
+    allocated: BTreeMap<Thread, u64>,
     page_size: u64,
     /// References to the pages of tables, since their allocation.
     references: BTreeMap<PhysAddr, i64>,
@@ -80,13 +117,14 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    pub(super) fn new(cpus: u8, hypervisor: &Hypervisor) -> Self {
+    pub(super) fn new(hypervisor: &Hypervisor) -> Self {
         Self {
-            by_user_space: 0,
-            faults: (0..cpus).map(|_| None).collect(),
+            by_user_space: BTreeSet::new(),
+            faults: BTreeMap::new(),
+            unbalanced: 0,
             reads_sequence: hypervisor.has(Role::ReadSequence),
             logged: BTreeMap::new(),
-            allocated: (0..cpus).map(|_| 0).collect(),
+            allocated: BTreeMap::new(),
             page_size: 0x1000,
             references: BTreeMap::new(),
             sequence_changed_at: BTreeMap::new(),
@@ -99,18 +137,28 @@ impl Calls {
         self.page_size = size;
     }
 
+    /// Returns the number of calls whose end is missing, and of ends without a call.
+    pub(super) const fn unbalanced(&self) -> u64 {
+        self.unbalanced
+    }
+
     /// Processes the entry of a function with these arguments, on a CPU that holds a lock or not.
     pub(super) fn enter(
         &mut self,
-        (cpu, event, holds_lock): (u8, u64, bool),
+        Step { cpu, thread, event }: Step,
+        holds_lock: bool,
         role: Role,
         arguments: [u64; 4],
         guests: &mut BTreeMap<usize, Guest>,
     ) {
-        let fault = &mut self.faults[usize::from(cpu)];
+        let mut fault = self.faults.get_mut(&thread);
         match role {
-            Role::Call => self.by_user_space += 1,
-            Role::Abort => *fault = Some(Fault::default()),
+            // Both are not recursive: an earlier call of the thread has ended.
+            Role::Call => self.unbalanced += u64::from(!self.by_user_space.insert(thread)),
+            Role::Abort => {
+                let earlier = self.faults.insert(thread, Fault::default());
+                self.unbalanced += u64::from(earlier.is_some());
+            }
             Role::MarkDirty { argument } => {
                 let frame = arguments.get(usize::from(argument)).copied().unwrap_or(0);
                 fault.iter_mut().for_each(|fault| fault.marked.push(Ipa(frame)));
@@ -121,8 +169,9 @@ impl Calls {
                 }
             }
             Role::ReadSequence => {
-                let look_up = fault.iter_mut().filter_map(|fault| fault.look_up.as_mut());
-                look_up.for_each(|look_up| look_up.is_compared |= holds_lock);
+                if let Some(look_up) = fault.and_then(|fault| fault.look_up.as_mut()) {
+                    look_up.is_compared |= holds_lock;
+                }
             }
             Role::ChangeSequence => {
                 let holders = guests.iter().filter(|(_, guest)| guest.holds_lock(cpu));
@@ -130,7 +179,7 @@ impl Calls {
             }
             Role::Allocate { has_size } => {
                 let size = if has_size { arguments[0] } else { self.page_size };
-                self.allocated[usize::from(cpu)] = size;
+                self.allocated.insert(thread, size);
             }
             Role::GetTable => self.change_references(PhysAddr(arguments[0]), 1, guests),
             Role::PutTable => self.change_references(PhysAddr(arguments[0]), -1, guests),
@@ -161,36 +210,39 @@ impl Calls {
         self.logged.remove(&lock);
     }
 
-    /// Returns whether a CPU handles an abort.
-    pub(super) fn handles_abort(&self, cpu: u8) -> bool {
-        self.faults[usize::from(cpu)].is_some()
+    /// Returns whether a thread handles an abort.
+    pub(super) fn handles_abort(&self, thread: Thread) -> bool {
+        self.faults.contains_key(&thread)
     }
 
     /// Processes the return from a function.
     pub(super) fn leave(
         &mut self,
-        cpu: u8,
+        Step { cpu, thread, .. }: Step,
         role: Role,
         result: u64,
         guests: &mut BTreeMap<usize, Guest>,
     ) {
         match role {
             Role::Call => {
-                self.by_user_space = self.by_user_space.saturating_sub(1);
-                if self.by_user_space == 0 {
+                self.unbalanced += u64::from(!self.by_user_space.remove(&thread));
+                if self.by_user_space.is_empty() {
                     guests.values_mut().for_each(|guest| guest.checker.end_call());
                 }
             }
-            Role::Abort => self.end_fault(cpu, guests),
+            Role::Abort => match self.faults.remove(&thread) {
+                Some(fault) => Self::end_fault(cpu, fault, guests),
+                None => self.unbalanced += 1,
+            },
             Role::LookUp => {
-                if let Some(fault) = &mut self.faults[usize::from(cpu)]
+                if let Some(fault) = self.faults.get_mut(&thread)
                     && let Some(event) = fault.looks_up_since.take()
                 {
                     fault.look_up = Some(LookUp { event, is_compared: false });
                 }
             }
             Role::Allocate { .. } if result != 0 => {
-                let pages = self.allocated[usize::from(cpu)] / self.page_size;
+                let pages = self.allocated.remove(&thread).unwrap_or(0) / self.page_size;
                 let address = |page| PhysAddr(result) + page * self.page_size;
                 self.references.extend((0..pages).map(|page| (address(page), 1)));
             }
@@ -199,8 +251,7 @@ impl Calls {
     }
 
     /// Checks that the pages that a fault has made writable are marked dirty.
-    fn end_fault(&mut self, cpu: u8, guests: &mut BTreeMap<usize, Guest>) {
-        let Some(fault) = self.faults[usize::from(cpu)].take() else { return };
+    fn end_fault(cpu: u8, fault: Fault, guests: &mut BTreeMap<usize, Guest>) {
         for (number, ipa, size, stack) in fault.writable {
             let Some(guest) = guests.get_mut(&number) else { continue };
             let frame = |page: &Ipa| Ipa(page.0 << guest.checker.granule().shift());
@@ -210,18 +261,23 @@ impl Calls {
                 guest.checker.report(Rule::NotMarkedDirty, detail);
             }
         }
-        for (number, ipa, stack) in fault.changed {
-            if let Some(guest) = guests.get_mut(&number) {
+        for ChangedLeaf { guest, ipa, stack, changed_by } in fault.changed {
+            if let Some(guest) = guests.get_mut(&guest) {
                 guest.caused_by = guest.caused_by.or(stack);
-                guest.checker.check_progress(usize::from(cpu), ipa);
+                guest.checker.check_progress(usize::from(changed_by), usize::from(cpu), ipa);
             }
         }
     }
 
-    /// Processes an entry that a CPU has changed in the table of a guest.
-    pub(super) fn make_entry(&mut self, cpu: u8, guest: (usize, &mut Guest), made: MadeEntry) {
+    /// Processes an entry that a thread has changed on a CPU, in the table of a guest.
+    pub(super) fn make_entry(
+        &mut self,
+        (cpu, thread): (u8, Thread),
+        guest: (usize, &mut Guest),
+        made: MadeEntry,
+    ) {
         let MadeEntry { entry, level, old, broken, new, stack } = made;
-        let fault = self.faults[usize::from(cpu)].as_ref();
+        let fault = self.faults.get(&thread);
         if fault.is_none_or(|fault| fault.looks_up_since.is_some()) {
             return;
         }
@@ -236,28 +292,29 @@ impl Calls {
         };
         if old.is_leaf(level)
             && new.is_leaf(level)
-            && let Some(fault) = &mut self.faults[usize::from(cpu)]
+            && let Some(fault) = self.faults.get_mut(&thread)
             && !fault.changed_entries.contains(&PhysAddr(entry.0))
             && !fault.linked_tables.contains(&PhysAddr(entry.0).align_down(self.page_size))
         {
-            fault.changed.push((number, ipa, stack));
+            let leaf = ChangedLeaf { guest: number, ipa, stack, changed_by: cpu };
+            fault.changed.push(leaf);
         }
         for (position, leaf) in leaves {
             let size = size.min(position.level.span(guest.checker.granule()));
-            self.make_leaf((cpu, stack), (number, guest), (position.ipa, size), before, leaf);
+            self.make_leaf((thread, stack), (number, guest), (position.ipa, size), before, leaf);
         }
     }
 
-    /// Processes a leaf that a CPU has made at the addresses that another leaf translated before.
+    /// Processes a leaf that a thread has made at the addresses that another leaf translated before.
     fn make_leaf(
         &mut self,
-        (cpu, stack): (u8, Option<u32>),
+        (thread, stack): (Thread, Option<u32>),
         (number, guest): (usize, &mut Guest),
         (ipa, size): (Ipa, u64),
         before: Option<Descriptor>,
         new: Descriptor,
     ) {
-        let Some(fault) = &mut self.faults[usize::from(cpu)] else { return };
+        let Some(fault) = self.faults.get_mut(&thread) else { return };
         if new.attributes().write && !before.is_some_and(|leaf| leaf.attributes().write) {
             fault.writable.push((number, ipa, size, stack));
             let logged = guest.lock.and_then(|lock| self.logged.get(&lock));
@@ -309,14 +366,14 @@ impl Calls {
 
     /// Records for the faults in progress that an entry has changed.
     pub(super) fn age_faults_by_entry(&mut self, entry: PhysAddr) {
-        for fault in self.faults.iter_mut().flatten() {
+        for fault in self.faults.values_mut() {
             fault.changed_entries.insert(entry);
         }
     }
 
     /// Records for the faults in progress that a table has been linked.
     pub(super) fn age_faults_by_table(&mut self, table: PhysAddr) {
-        for fault in self.faults.iter_mut().flatten() {
+        for fault in self.faults.values_mut() {
             fault.linked_tables.insert(table);
         }
     }

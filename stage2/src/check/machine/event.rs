@@ -14,6 +14,7 @@
 //! 0 dsb ishst
 //! 0 tlbi ipas2e1is 8000000000041a00 @0
 //! 0 dc civac 41a00000 200000 @0
+//! 0 thread ffff000003f68e80
 //! 0 enter 3 ffff00000340a000 41a00 0 0
 //! 0 leave 3 0
 //! 0 free 41180000
@@ -25,20 +26,29 @@
 //! | `id` | name of an identification register in lower case, its value on all CPUs |
 //! | `vtcr` `hcr` | new value of the register |
 //! | `vttbr` | new value of VTTBR_EL2 |
-//! | `table` | address of a page that becomes a table, its level, the CPU whose stores to the page no barrier has ordered yet or `-`, its entries that are not zero as index`=`value |
-//! | `store` | address of the entry, value before, value after, `plain` `release` or `swap` |
-//! | `dsb` | `sy` `st` `ld` `ish` `ishst` `ishld` `nsh` `nshst` `nshld` `osh` `oshst` `oshld`; `dmb` likewise; `isb` has none |
+//! | `table` | address of a page that becomes a table, its level, the CPU whose stores to the page no `DSB` or `DMB` has ordered yet or `-`, its entries that are not zero as index`=`value |
+//! | `store` | address of the entry, value before, value after, `plain` `release` `swap` or `relaxed-swap` |
+//! | `dsb` | `sy` `st` `ld` `ish` `ishst` `ishld` `nsh` `nshst` `nshld` `osh` `oshst` `oshld`; `dmb` likewise; `isb` has none. A `dsb` may also be `synxs` `ishnxs` `nshnxs` `oshnxs` |
 //! | `tlbi` | name of the operation, operand |
 //! | `dc` | name of the operation, physical address, bytes; operations on adjacent lines are one event |
 //! | `ic` | `ivau`, physical address, bytes; or `ialluis`, `iallu` |
 //! | `write` | physical page that the host writes for the first time since the last `dc` on it |
 //! | `word` | address of a watched word, value before, value after |
+//! | `thread` | number of the hypervisor's thread that the CPU executes from here on |
 //! | `enter` | number of a function, its first four arguments |
 //! | `leave` | number of a function, its result |
 //! | `free` | address of the first root table of a tree, which the machine is about to free |
 //!
 //! Numbers are hexadecimal without a prefix, except those of CPUs, levels, stacks and functions.
 //! `@` and a number name the call stack of an event. Empty lines and text after `#` are ignored.
+//!
+//! # Order of a table and its link
+//!
+//! A walker reads a table by the address in the entry that links it, so it observes the contents of the
+//! table if the CPU has ordered them before the link: by a release, or by a `DSB` or `DMB` of stores
+//! for the Inner Shareable domain between both (Arm ARM: ordered-before). Only a `DSB` completes a
+//! store, as a TLB invalidation requires: an earlier one may be followed by a walk that reads the old
+//! entry.
 
 use alloc::{string::String, vec::Vec};
 use core::{fmt, str::SplitWhitespace};
@@ -70,6 +80,8 @@ pub enum OrderedAccesses {
     Stores,
     /// Loads, before loads and stores.
     Loads,
+    /// Loads and stores of memory without the XS attribute (FEAT_XS): a `DSB nXS`.
+    NonXs,
 }
 
 /// The observers for which a barrier orders accesses.
@@ -143,6 +155,8 @@ pub enum MachineAction {
         /// The value after.
         new: u64,
     },
+    /// The CPU executes this thread of the hypervisor from here on.
+    Thread(u64),
     /// Enters a function: its number, and its first arguments.
     Enter(u16, [u64; 4]),
     /// Leaves a function: its number, and its result.
@@ -173,7 +187,7 @@ const MISSING: ParseMachineEventError = ParseMachineEventError("an argument is m
 const NO_NUMBER: ParseMachineEventError = ParseMachineEventError("expected a number in range");
 const UNKNOWN: ParseMachineEventError = ParseMachineEventError("unknown word");
 
-const BARRIERS: [(&str, OrderedAccesses, Domain); 12] = [
+const BARRIERS: [(&str, OrderedAccesses, Domain); 16] = [
     ("sy", OrderedAccesses::All, Domain::FullSystem),
     ("st", OrderedAccesses::Stores, Domain::FullSystem),
     ("ld", OrderedAccesses::Loads, Domain::FullSystem),
@@ -186,10 +200,18 @@ const BARRIERS: [(&str, OrderedAccesses, Domain); 12] = [
     ("osh", OrderedAccesses::All, Domain::OuterShareable),
     ("oshst", OrderedAccesses::Stores, Domain::OuterShareable),
     ("oshld", OrderedAccesses::Loads, Domain::OuterShareable),
+    ("synxs", OrderedAccesses::NonXs, Domain::FullSystem),
+    ("ishnxs", OrderedAccesses::NonXs, Domain::InnerShareable),
+    ("nshnxs", OrderedAccesses::NonXs, Domain::NonShareable),
+    ("oshnxs", OrderedAccesses::NonXs, Domain::OuterShareable),
 ];
 
-const STORE_KINDS: [(&str, StoreKind); 3] =
-    [("plain", StoreKind::Plain), ("release", StoreKind::Release), ("swap", StoreKind::Swap)];
+const STORE_KINDS: [(&str, StoreKind); 4] = [
+    ("plain", StoreKind::Plain),
+    ("release", StoreKind::Release),
+    ("swap", StoreKind::Swap),
+    ("relaxed-swap", StoreKind::RelaxedSwap),
+];
 
 fn hex(word: &str) -> ParseResult<u64> {
     u64::from_str_radix(word, 16).map_err(|_| NO_NUMBER)
@@ -280,6 +302,9 @@ impl<'a> Words<'a> {
             }
             "dmb" => {
                 let (accesses, domain) = self.barrier()?;
+                if accesses == OrderedAccesses::NonXs {
+                    return Err(UNKNOWN);
+                }
                 MachineAction::Dmb(accesses, domain)
             }
             "isb" => MachineAction::Isb,
@@ -290,6 +315,7 @@ impl<'a> Words<'a> {
             "word" => {
                 MachineAction::Word { word: self.phys()?, old: self.hex()?, new: self.hex()? }
             }
+            "thread" => MachineAction::Thread(self.hex()?),
             "enter" => {
                 let number = self.decimal()?;
                 let arguments = [self.hex()?, self.hex()?, self.hex()?, self.hex()?];
@@ -363,6 +389,7 @@ impl fmt::Display for MachineAction {
             Self::Ic(IcScope::ThisCpu) => f.write_str("ic iallu"),
             Self::HostWrite(page) => write!(f, "write {:x}", page.0),
             Self::Word { word, old, new } => write!(f, "word {:x} {old:x} {new:x}", word.0),
+            Self::Thread(thread) => write!(f, "thread {thread:x}"),
             Self::Enter(number, [a, b, c, d]) => {
                 write!(f, "enter {number} {a:x} {b:x} {c:x} {d:x}")
             }
@@ -389,7 +416,7 @@ mod tests {
         let texts: Vec<_> =
             lines.iter().map(|line| line.parse::<MachineEvent>().unwrap().to_string()).collect();
 
-        assert_eq!(lines.len(), 13);
+        assert_eq!(lines.len(), 14);
         assert_eq!(texts, lines);
     }
 
@@ -399,6 +426,7 @@ mod tests {
             ("0", "an argument is missing"),
             ("0 store 1000 0 1", "an argument is missing"),
             ("0 dsb x", "unknown word"),
+            ("0 dmb ishnxs", "unknown word"),
             ("0 isb 1", "too many arguments"),
             ("0 table 1000 4 -", "expected a number in range"),
             ("0 write 10000000000000", "expected a number in range"),

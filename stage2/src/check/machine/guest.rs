@@ -89,8 +89,8 @@ impl Guest {
     }
 
     /// Invalidates the entries of all VMIDs, after which the hypervisor may assign another VMID.
-    pub(super) fn invalidate_all_vmids(&mut self, cpu: u8, scope: Scope) {
-        self.checker.invalidate_all_vmids(usize::from(cpu), scope);
+    pub(super) fn invalidate_all_vmids(&mut self, cpu: u8, scope: Scope, is_nxs: bool) {
+        self.checker.invalidate_all_vmids(usize::from(cpu), scope, is_nxs);
         if scope == Scope::Broadcast {
             self.vmid = None;
         }

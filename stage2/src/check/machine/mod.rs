@@ -20,6 +20,7 @@ mod lock;
 mod observer;
 mod pages;
 mod registers;
+mod roots;
 mod tlbi;
 
 pub use self::{

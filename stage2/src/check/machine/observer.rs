@@ -8,7 +8,7 @@ use alloc::{
 };
 
 use super::{
-    calls::{Calls, MadeEntry},
+    calls::{Calls, MadeEntry, Step, Thread},
     event::{Domain, IcScope, MachineAction, MachineEvent, OrderedAccesses},
     findings::{Finding, Findings, TableChange},
     guest::Guest,
@@ -19,12 +19,11 @@ use super::{
     tlbi::{self, Invalidation},
 };
 use crate::{
-    address::{EntryAddress, PhysAddr, TableAddress},
+    address::{EntryAddress, PhysAddr},
     check::{Action, Rule, StoreKind, cache_model::AddressSet},
     descriptor::Descriptor,
     engine::Features,
-    geometry::Geometry,
-    operations::{Dsb, Vmid},
+    operations::Dsb,
 };
 
 /// Events after which the state of tables that no CPU can reach is removed, so that the memory of
@@ -63,29 +62,33 @@ pub struct Totals {
     pub unknown_tables: u64,
     /// Stores that replace another value than the known one: the trace is incomplete.
     pub unexpected_values: u64,
+    /// Calls whose end is not in the trace, and ends without a call.
+    pub unbalanced_calls: u64,
 }
 
 /// Checks the events of a machine.
 #[derive(Debug)]
 pub struct Observer {
-    machine: Machine,
-    features: Features,
-    registers: Vec<Registers>,
+    pub(super) machine: Machine,
+    pub(super) features: Features,
+    pub(super) registers: Vec<Registers>,
     /// The guests that run, by their numbers in the order of their first events.
-    guests: BTreeMap<usize, Guest>,
-    by_root: BTreeMap<PhysAddr, usize>,
-    unsupported_roots: BTreeSet<PhysAddr>,
+    pub(super) guests: BTreeMap<usize, Guest>,
+    pub(super) by_root: BTreeMap<PhysAddr, usize>,
+    pub(super) unsupported_roots: BTreeSet<PhysAddr>,
     /// Roots that no CPU has selected with another VMID than 0.
-    host_roots: BTreeSet<PhysAddr>,
-    pages: Option<Pages>,
-    locks: BTreeMap<PhysAddr, Lock>,
+    pub(super) host_roots: BTreeSet<PhysAddr>,
+    pub(super) pages: Option<Pages>,
+    pub(super) locks: BTreeMap<PhysAddr, Lock>,
+    /// The thread that each CPU executes.
+    threads: Vec<Thread>,
     stacks: BTreeMap<u32, Vec<u64>>,
     /// The last call stack of each CPU, for events without one.
     last_stacks: Vec<Option<u32>>,
-    clean_ranges: AddressSet<PhysAddr>,
-    calls: Calls,
+    pub(super) clean_ranges: AddressSet<PhysAddr>,
+    pub(super) calls: Calls,
     findings: Findings,
-    totals: Totals,
+    pub(super) totals: Totals,
 }
 
 impl Observer {
@@ -101,10 +104,11 @@ impl Observer {
             host_roots: BTreeSet::new(),
             pages: None,
             locks: BTreeMap::new(),
+            threads: (0..machine.cpus).map(Thread::of_cpu).collect(),
             stacks: BTreeMap::new(),
             last_stacks: vec![None; usize::from(machine.cpus)],
             clean_ranges: AddressSet::default(),
-            calls: Calls::new(machine.cpus, &machine.hypervisor),
+            calls: Calls::new(&machine.hypervisor),
             findings: Findings::default(),
             totals: Totals::default(),
             machine,
@@ -123,7 +127,11 @@ impl Observer {
 
     /// Returns what has been seen.
     pub fn totals(&self) -> Totals {
-        Totals { host: self.host_roots.len() as u64, ..self.totals }
+        Totals {
+            host: self.host_roots.len() as u64,
+            unbalanced_calls: self.calls.unbalanced(),
+            ..self.totals
+        }
     }
 
     /// Checks the next event. An event of a CPU that does not exist is ignored.
@@ -177,11 +185,15 @@ impl Observer {
                 self.store((cpu, event.stack), *entry, (old, new), *kind);
             }
             MachineAction::Dsb(accesses, domain) => {
+                self.order_stores(cpu, *accesses, *domain);
                 if let Some(kind) = dsb(*accesses, *domain) {
-                    self.check_all(cpu, Action::Dsb(kind));
+                    let is_nxs = *accesses == OrderedAccesses::NonXs;
+                    self.complete(cpu, kind, is_nxs);
                 }
             }
-            MachineAction::Dmb(..) => {}
+            MachineAction::Dmb(accesses, domain) => {
+                self.order_stores(cpu, *accesses, *domain);
+            }
             MachineAction::Isb => self.check_all(cpu, Action::Isb),
             MachineAction::Tlbi(name, operand) => self.invalidate(cpu, name, *operand),
             MachineAction::Dc(name, phys, size) => self.maintain_caches(cpu, name, (*phys, *size)),
@@ -199,10 +211,14 @@ impl Observer {
                 self.check_all(cpu, Action::HostWrite { phys: *page, size });
             }
             MachineAction::Word { word, old, new } => self.change_lock(cpu, *word, *old, *new),
+            MachineAction::Thread(thread) => {
+                self.threads[usize::from(cpu)] = Thread::of_event(cpu, *thread);
+            }
             MachineAction::Enter(number, arguments) => self.enter(cpu, *number, *arguments),
             MachineAction::Leave(number, result) => {
                 if let Some(role) = self.machine.hypervisor.role(*number) {
-                    self.calls.leave(cpu, role, *result, &mut self.guests);
+                    let step = self.step(cpu);
+                    self.calls.leave(step, role, *result, &mut self.guests);
                 }
             }
             MachineAction::Free(root) => self.free(*root),
@@ -225,6 +241,35 @@ impl Observer {
         }
     }
 
+    /// Orders the stores of a CPU to tables before its later stores, if a barrier does so.
+    fn order_stores(&mut self, cpu: u8, accesses: OrderedAccesses, domain: Domain) {
+        if accesses == OrderedAccesses::Loads || domain == Domain::NonShareable {
+            return;
+        }
+        for guest in self.guests.values_mut() {
+            guest.checker.order_stores(usize::from(cpu));
+        }
+        if let Some(pages) = &mut self.pages {
+            pages.order_stores(cpu);
+        }
+    }
+
+    /// Processes a barrier that completes invalidations and CMOs.
+    fn complete(&mut self, cpu: u8, kind: Dsb, is_nxs: bool) {
+        match is_nxs {
+            true => {
+                let guests = self.guests.values_mut();
+                guests.for_each(|guest| guest.checker.barrier(usize::from(cpu), kind, true));
+            }
+            false => self.check_all(cpu, Action::Dsb(kind)),
+        }
+    }
+
+    /// Returns the step of a CPU in the current event.
+    fn step(&self, cpu: u8) -> Step {
+        Step { cpu, thread: self.threads[usize::from(cpu)], event: self.totals.events }
+    }
+
     fn check_all(&mut self, cpu: u8, action: Action) {
         self.guests.values_mut().for_each(|guest| guest.check(cpu, action));
     }
@@ -234,7 +279,7 @@ impl Observer {
         let last = &mut self.last_stacks[usize::from(event.cpu)];
         *last = event.stack.or(*last);
         let vmid = self.registers[usize::from(event.cpu)].vmid();
-        let handles_abort = self.calls.handles_abort(event.cpu);
+        let handles_abort = self.calls.handles_abort(self.threads[usize::from(event.cpu)]);
         for guest in self.guests.values_mut() {
             let caused_by = guest.caused_by.take();
             // A CMO of a driver is no concern of the guest.
@@ -264,88 +309,6 @@ impl Observer {
         }
     }
 
-    fn select(&mut self, cpu: u8) {
-        let registers = self.registers[usize::from(cpu)];
-        if let Some(root) = registers.root()
-            && !self.by_root.contains_key(&root)
-            && !self.unsupported_roots.contains(&root)
-        {
-            let is_host = registers.vmid() == Vmid(0);
-            match registers.geometry() {
-                _ if is_host => drop(self.host_roots.insert(root)),
-                Some(geometry) => {
-                    self.host_roots.remove(&root);
-                    self.add_guest(cpu, root, geometry);
-                }
-                None => {
-                    self.unsupported_roots.insert(root);
-                    self.totals.unsupported += 1;
-                }
-            }
-        }
-        self.guests.values_mut().for_each(|guest| guest.select(cpu, registers));
-    }
-
-    fn add_guest(&mut self, cpu: u8, root: PhysAddr, geometry: Geometry) {
-        let mut guest = Guest::new(root, geometry, self.features, self.machine.cpus);
-        if self.machine.hypervisor.locked_entry.is_none() {
-            guest.checker.share_plain_relaxations();
-        }
-        let (start, size) = self.machine.memory;
-        for (at, size) in self.clean_ranges.gaps(start, size) {
-            guest.check(cpu, Action::HostWrite { phys: at, size });
-        }
-        for (other, registers) in (0..).zip(&self.registers) {
-            guest.select(other, *registers);
-            // The switch preceded the first event of the guest.
-            guest.check(other, Action::Isb);
-        }
-        // Numbers are never used again: pages of a destroyed guest keep its number.
-        let number = usize::try_from(self.totals.guests).unwrap_or(usize::MAX);
-        self.by_root.insert(root, number);
-        self.guests.insert(number, guest);
-        self.totals.guests += 1;
-        let granule = geometry.granule().size();
-        self.calls.set_page_size(granule);
-        self.pages.get_or_insert_with(|| Pages::new(granule));
-        for index in 0..geometry.root_tables() {
-            self.adopt_root(cpu, number, root + index * granule);
-        }
-    }
-
-    /// Adopts the entries of a root table that were made before the guest first ran.
-    fn adopt_root(&mut self, cpu: u8, number: usize, table: PhysAddr) {
-        let Some(pages) = &mut self.pages else { return };
-        let Some(guest) = self.guests.get_mut(&number) else { return };
-        for (at, page) in pages.assign(TableAddress(table.0), number) {
-            let checker = &mut guest.checker;
-            match at.0 == table.0 {
-                true => {
-                    for (index, value) in page.entries {
-                        let entry = EntryAddress(table.0 + u64::from(index) * 8);
-                        checker.adopt_entry(usize::from(cpu), entry, Descriptor(value));
-                    }
-                }
-                false => checker.adopt_table(at, page.descriptors(), page.writer()),
-            }
-        }
-    }
-
-    fn add_table(&mut self, cpu: u8, table: PhysAddr, page: TablePage) {
-        // The CPU that changes a table may have run no guest: all guests have the same granule.
-        let own = self.registers[usize::from(cpu)].geometry();
-        let any = || self.registers.iter().find_map(|registers| registers.geometry());
-        let Some(geometry) = own.or_else(any) else { return };
-        let granule = geometry.granule().size();
-        self.pages.get_or_insert_with(|| Pages::new(granule)).insert(table, page);
-        // The root of a guest that is known already: VTTBR_EL2 was written before the event of its table.
-        if let Some((root, number)) = self.by_root.range(..=table).next_back()
-            && table.0 < root.0 + geometry.root_tables() * granule
-        {
-            self.adopt_root(cpu, *number, table);
-        }
-    }
-
     fn store(
         &mut self,
         (cpu, stack): (u8, Option<u32>),
@@ -362,7 +325,7 @@ impl Observer {
         self.totals.unexpected_values += u64::from(Descriptor(known.unwrap_or(0)) != old);
         let level = page.level;
         let Some(number) = page.guest else {
-            page.unordered_writer = Some(cpu);
+            pages.set_writer(entry, cpu);
             return;
         };
         self.totals.stores += 1;
@@ -395,7 +358,7 @@ impl Observer {
         }
         guest.check(cpu, Action::Store { entry: at, old, new, kind });
         self.calls.make_entry(
-            cpu,
+            (cpu, self.threads[usize::from(cpu)]),
             (number, guest),
             MadeEntry { entry: at, level, old, broken, new, stack },
         );
@@ -409,17 +372,22 @@ impl Observer {
         let registers = self.registers[usize::from(cpu)];
         let own = registers.root().and_then(|root| self.by_root.get(&root)).copied();
         let Some(encoding) = registers.encoding() else { return };
+        let (name, is_nxs) = tlbi::without_nxs(name);
         match tlbi::decode(name, operand, encoding) {
             Some(Invalidation::AllVmids(scope)) => {
                 for guest in self.guests.values_mut() {
-                    guest.invalidate_all_vmids(cpu, scope);
+                    guest.invalidate_all_vmids(cpu, scope, is_nxs);
                 }
             }
             Some(Invalidation::CurrentVmid(kind)) => {
                 // With E2H and TGE, the EL1&0 regime is the host's.
                 let own = own.filter(|_| registers.selects_guest());
-                if let Some(guest) = own.and_then(|number| self.guests.get_mut(&number)) {
-                    guest.check(cpu, Action::Tlbi(kind));
+                match own.and_then(|number| self.guests.get_mut(&number)) {
+                    Some(guest) if is_nxs => {
+                        guest.checker.invalidate(usize::from(cpu), kind, true);
+                    }
+                    Some(guest) => guest.check(cpu, Action::Tlbi(kind)),
+                    None => {}
                 }
             }
             None => {}
@@ -461,35 +429,16 @@ impl Observer {
         let Some(role) = self.machine.hypervisor.role(number) else { return };
         let mut locks = self.locks.values();
         let holds_lock = locks.any(|lock| lock.hold(usize::from(cpu)).is_some());
-        let at = (cpu, self.totals.events, holds_lock);
-        self.calls.enter(at, role, arguments, &mut self.guests);
-    }
-
-    fn has_lock(&self, word: PhysAddr) -> bool {
-        self.guests.values().any(|guest| guest.lock == Some(word))
-    }
-
-    /// Ends the checks of a guest: its tables are freed without the lock.
-    fn free(&mut self, root: PhysAddr) {
-        self.host_roots.remove(&root);
-        self.unsupported_roots.remove(&root);
-        let Some(number) = self.by_root.remove(&root) else { return };
-        let lock = self.guests.remove(&number).and_then(|guest| guest.lock);
-        if let Some(word) = lock.filter(|word| !self.has_lock(*word)) {
-            self.locks.remove(&word);
-            self.calls.forget_memory(word);
-        }
-        if let Some(pages) = &mut self.pages {
-            pages.remove(number);
-        }
+        let step = self.step(cpu);
+        self.calls.enter(step, holds_lock, role, arguments, &mut self.guests);
     }
 }
 
 /// Returns the model's barrier that orders the same accesses of table walkers, if any.
 const fn dsb(accesses: OrderedAccesses, domain: Domain) -> Option<Dsb> {
     Some(match (accesses, domain) {
-        (OrderedAccesses::All, Domain::NonShareable) => Dsb::Nsh,
-        (OrderedAccesses::All, _) => Dsb::Ish,
+        (OrderedAccesses::All | OrderedAccesses::NonXs, Domain::NonShareable) => Dsb::Nsh,
+        (OrderedAccesses::All | OrderedAccesses::NonXs, _) => Dsb::Ish,
         (OrderedAccesses::Stores, Domain::NonShareable) => Dsb::NshSt,
         (OrderedAccesses::Stores, _) => Dsb::IshSt,
         (OrderedAccesses::Loads, _) => return None,

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The contents of all pages that are tables, according to the trace.
 
-use alloc::{collections::BTreeMap, vec::Vec};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec::Vec,
+};
 
 use crate::{
     address::{PhysAddr, TableAddress},
@@ -13,7 +16,7 @@ use crate::{
 pub(super) struct TablePage {
     pub(super) level: Level,
     pub(super) entries: BTreeMap<u16, u64>,
-    /// The CPU whose stores no DSB has ordered.
+    /// The CPU whose stores no barrier has ordered.
     pub(super) unordered_writer: Option<u8>,
     /// The guest whose tables contain the page, by its number.
     pub(super) guest: Option<usize>,
@@ -46,15 +49,20 @@ pub(super) fn child(entry: Descriptor, level: Level) -> Option<TableAddress> {
 #[derive(Debug)]
 pub(super) struct Pages {
     pages: BTreeMap<u64, TablePage>,
+    /// Addresses of pages that may have an unordered writer.
+    unordered: BTreeSet<u64>,
     pub(super) size: u64,
 }
 
 impl Pages {
     pub(super) const fn new(size: u64) -> Self {
-        Self { pages: BTreeMap::new(), size }
+        Self { pages: BTreeMap::new(), unordered: BTreeSet::new(), size }
     }
 
     pub(super) fn insert(&mut self, table: PhysAddr, page: TablePage) {
+        if page.unordered_writer.is_some() {
+            self.unordered.insert(table.0);
+        }
         self.pages.insert(table.0, page);
     }
 
@@ -67,6 +75,25 @@ impl Pages {
         let page = self.pages.get_mut(&entry.align_down(self.size).0)?;
         let index = u16::try_from(entry.offset_in(self.size) / 8).ok()?;
         Some((page, index))
+    }
+
+    /// Records a store to a page that belongs to no guest.
+    pub(super) fn set_writer(&mut self, entry: PhysAddr, cpu: u8) {
+        let table = entry.align_down(self.size).0;
+        if let Some(page) = self.pages.get_mut(&table) {
+            page.unordered_writer = Some(cpu);
+            self.unordered.insert(table);
+        }
+    }
+
+    /// Records a barrier, which orders the stores of a CPU.
+    pub(super) fn order_stores(&mut self, cpu: u8) {
+        let pages = &mut self.pages;
+        self.unordered.retain(|table| {
+            let Some(page) = pages.get_mut(table) else { return false };
+            page.unordered_writer = page.unordered_writer.filter(|writer| *writer != cpu);
+            page.unordered_writer.is_some()
+        });
     }
 
     /// Assigns a table and all tables below it to a guest, and returns them: lower ones first.

@@ -24,10 +24,14 @@ pub(super) struct Encoding {
     pub(super) has_52_bits: bool,
 }
 
-/// Decodes an invalidation by its name in lower case and its operand; `None` if it does not affect
-/// stage 2 or entries combined with it.
+/// Returns the name of an invalidation without the qualifier nXS, and whether it has the qualifier.
+pub(super) fn without_nxs(name: &str) -> (&str, bool) {
+    name.strip_suffix("nxs").map_or((name, false), |name| (name, true))
+}
+
+/// Decodes an invalidation by its name in lower case without qualifier and its operand; `None` if it
+/// does not affect stage 2 or entries combined with it.
 pub(super) fn decode(name: &str, operand: u64, encoding: Encoding) -> Option<Invalidation> {
-    let name = name.strip_suffix("nxs").unwrap_or(name);
     let (name, scope) = match name.strip_suffix("is").or_else(|| name.strip_suffix("os")) {
         Some(name) => (name, Scope::Broadcast),
         None => (name, Scope::Local),

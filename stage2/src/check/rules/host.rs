@@ -113,12 +113,15 @@ impl Checker {
         }
     }
 
-    /// Checks that a CPU whose fault has relaxed the leaf at this address does not hold the old one.
-    pub(in crate::check) fn check_progress(&mut self, cpu: usize, ipa: Ipa) {
+    /// Checks that a fault that has relaxed the leaf at this address on CPU `changed_by`, and resumes
+    /// the guest on CPU `cpu`, has invalidated the old leaf. If its thread has changed the CPU after the
+    /// invalidation, the guest may fault once more, and the handler invalidates there.
+    pub(in crate::check) fn check_progress(&mut self, changed_by: usize, cpu: usize, ipa: Ipa) {
         let refaults = |stale: &StaleEntry| {
             stale.entry.change == EntryChange::Relaxed
-                && stale.changed_by == cpu
+                && stale.changed_by == changed_by
                 && stale.entry.position.ipa == ipa
+                && stale.is_held_by(changed_by)
                 && stale.is_held_by(cpu)
                 && !self.tlbs.is_removed_later(stale)
         };

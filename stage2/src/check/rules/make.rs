@@ -67,7 +67,7 @@ impl Checker {
             return self.report(Rule::TableNotOwned, detail);
         };
         self.effect.is_strong = table.writer.is_some();
-        let is_unpublished = kind == StoreKind::Plain && table.writer.is_some();
+        let is_unpublished = !kind.is_release() && table.writer.is_some();
         table.level = Some(below);
         table.ipa = position.ipa;
         table.is_linked = true;

@@ -163,7 +163,7 @@ impl Checker {
         self.cpus[cpu].needs_isb = true;
     }
 
-    pub(crate) fn invalidate(&mut self, cpu: usize, kind: Tlbi) {
+    pub(crate) fn invalidate(&mut self, cpu: usize, kind: Tlbi, is_nxs: bool) {
         let vmid = self.cpus[cpu].vmid;
         if self.cpus[cpu].needs_isb || vmid != self.setup.vmid {
             let detail = format!("VMID {}: {kind:?}", vmid.0);
@@ -182,7 +182,7 @@ impl Checker {
                 && entry.old.is_contiguous()
                 && self.tables.run_remains(entry.position.entry, entry.position.level);
         }
-        let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, kind);
+        let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, kind, is_nxs);
         self.effect = effect;
         if is_wrong_level {
             self.report(Rule::WrongTtl, format!("{kind:?}"));

@@ -35,9 +35,7 @@ impl Checker {
             table.entries.insert(index, new);
         }
         let (linked, level, base) = (table.is_linked, table.level, table.ipa);
-        if kind == StoreKind::Plain {
-            self.tables.set_writer(at, cpu);
-        }
+        self.tables.set_writer(at, cpu);
         self.tables.changed_tables.insert(at);
         self.tlbs.record_store(cpu, entry);
         let (true, Some(level)) = (linked, level) else {
@@ -81,7 +79,7 @@ impl Checker {
         match self.cpus[cpu].lock {
             Some(HeldLock { is_exclusive, .. }) => {
                 let is_allowed = is_exclusive
-                    || kind == StoreKind::Swap
+                    || kind.is_atomic()
                     || old.is_locked()
                     || (self.shares_plain_relaxations && only_relaxes(old, new));
                 if !is_allowed {

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Guests by their root tables: their first and last events, and the tables of a root.
+
+use super::{
+    guest::Guest,
+    observer::Observer,
+    pages::{Pages, TablePage},
+};
+use crate::{
+    address::{EntryAddress, PhysAddr, TableAddress},
+    check::Action,
+    descriptor::Descriptor,
+    geometry::Geometry,
+    operations::Vmid,
+};
+
+impl Observer {
+    /// Selects the guest of a CPU's registers, which may be a new one.
+    pub(super) fn select(&mut self, cpu: u8) {
+        let registers = self.registers[usize::from(cpu)];
+        if let Some(root) = registers.root()
+            && !self.by_root.contains_key(&root)
+            && !self.unsupported_roots.contains(&root)
+        {
+            let is_host = registers.vmid() == Vmid(0);
+            match registers.geometry() {
+                _ if is_host => drop(self.host_roots.insert(root)),
+                Some(geometry) => {
+                    self.host_roots.remove(&root);
+                    self.add_guest(cpu, root, geometry);
+                }
+                None => {
+                    self.unsupported_roots.insert(root);
+                    self.totals.unsupported += 1;
+                }
+            }
+        }
+        self.guests.values_mut().for_each(|guest| guest.select(cpu, registers));
+    }
+
+    fn add_guest(&mut self, cpu: u8, root: PhysAddr, geometry: Geometry) {
+        let mut guest = Guest::new(root, geometry, self.features, self.machine.cpus);
+        if self.machine.hypervisor.locked_entry.is_none() {
+            guest.checker.share_plain_relaxations();
+        }
+        let (start, size) = self.machine.memory;
+        for (at, size) in self.clean_ranges.gaps(start, size) {
+            guest.check(cpu, Action::HostWrite { phys: at, size });
+        }
+        for (other, registers) in (0..).zip(&self.registers) {
+            guest.select(other, *registers);
+            // The switch preceded the first event of the guest.
+            guest.check(other, Action::Isb);
+        }
+        // Numbers are never used again: pages of a destroyed guest keep its number.
+        let number = usize::try_from(self.totals.guests).unwrap_or(usize::MAX);
+        self.by_root.insert(root, number);
+        self.guests.insert(number, guest);
+        self.totals.guests += 1;
+        let granule = geometry.granule().size();
+        self.calls.set_page_size(granule);
+        self.pages.get_or_insert_with(|| Pages::new(granule));
+        for index in 0..geometry.root_tables() {
+            self.adopt_root(cpu, number, root + index * granule);
+        }
+    }
+
+    /// Adopts the entries of a root table that were made before the guest first ran.
+    fn adopt_root(&mut self, cpu: u8, number: usize, table: PhysAddr) {
+        let Some(pages) = &mut self.pages else { return };
+        let Some(guest) = self.guests.get_mut(&number) else { return };
+        for (at, page) in pages.assign(TableAddress(table.0), number) {
+            let checker = &mut guest.checker;
+            match at.0 == table.0 {
+                true => {
+                    for (index, value) in page.entries {
+                        let entry = EntryAddress(table.0 + u64::from(index) * 8);
+                        checker.adopt_entry(usize::from(cpu), entry, Descriptor(value));
+                    }
+                }
+                false => checker.adopt_table(at, page.descriptors(), page.writer()),
+            }
+        }
+    }
+
+    /// Adds a page that has become a table.
+    pub(super) fn add_table(&mut self, cpu: u8, table: PhysAddr, page: TablePage) {
+        // The CPU that changes a table may have run no guest: all guests have the same granule.
+        let own = self.registers[usize::from(cpu)].geometry();
+        let any = || self.registers.iter().find_map(|registers| registers.geometry());
+        let Some(geometry) = own.or_else(any) else { return };
+        let granule = geometry.granule().size();
+        self.pages.get_or_insert_with(|| Pages::new(granule)).insert(table, page);
+        // The root of a guest that is known already: VTTBR_EL2 was written before the event of its table.
+        if let Some((root, number)) = self.by_root.range(..=table).next_back()
+            && table.0 < root.0 + geometry.root_tables() * granule
+        {
+            self.adopt_root(cpu, *number, table);
+        }
+    }
+
+    /// Returns whether a guest has a lock.
+    pub(super) fn has_lock(&self, word: PhysAddr) -> bool {
+        self.guests.values().any(|guest| guest.lock == Some(word))
+    }
+
+    /// Ends the checks of a guest: its tables are freed without the lock.
+    pub(super) fn free(&mut self, root: PhysAddr) {
+        self.host_roots.remove(&root);
+        self.unsupported_roots.remove(&root);
+        let Some(number) = self.by_root.remove(&root) else { return };
+        let lock = self.guests.remove(&number).and_then(|guest| guest.lock);
+        if let Some(word) = lock.filter(|word| !self.has_lock(*word)) {
+            self.locks.remove(&word);
+            self.calls.forget_memory(word);
+        }
+        if let Some(pages) = &mut self.pages {
+            pages.remove(number);
+        }
+    }
+}
