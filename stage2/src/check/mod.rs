@@ -16,6 +16,7 @@
 mod cache_model;
 mod checker;
 mod event;
+mod held_entries;
 pub mod machine;
 mod operation_hooks;
 mod rule;

@@ -14,119 +14,16 @@
 //! `i` is the CPU that issued the TLBI: only its own DSB completes it. Several CPUs may invalidate
 //! at the same time, so the model tracks each CPU's TLBIs separately.
 
-use alloc::{vec, vec::Vec};
-
-use super::table_model::EntryPosition;
+use super::{
+    held_entries::{Extent, HeldEntries},
+    table_model::EntryPosition,
+};
 use crate::{
     address::{Ipa, PhysAddr, TableAddress},
     descriptor::{Descriptor, MemoryType},
     geometry::Level,
     operations::{Dsb, Scope, Tlbi},
 };
-
-/// The old values that one CPU may cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HeldEntries {
-    /// The stage-2 entry, and therefore entries that combine it with stage 1.
-    Stage2,
-    /// Entries that combine stage 2 with stage 1.
-    Combined,
-    Nothing,
-}
-
-/// The extent of a TLB invalidation or of a DSB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Extent {
-    pub(super) is_broadcast: bool,
-    /// Indicates the qualifier nXS (FEAT_XS), which leaves out accesses with the XS attribute. Stage 2
-    /// clears this attribute for write-back memory, whatever stage 1 has, so TLBI nXS is enough for
-    /// all leaves but those of devices and non-cacheable memory. DSB nXS completes TLBI nXS alone.
-    pub(super) is_nxs: bool,
-}
-
-impl Extent {
-    const ALL: [Self; 4] = [
-        Self { is_broadcast: false, is_nxs: false },
-        Self { is_broadcast: true, is_nxs: false },
-        Self { is_broadcast: false, is_nxs: true },
-        Self { is_broadcast: true, is_nxs: true },
-    ];
-
-    const fn index(self) -> usize {
-        self.is_broadcast as usize | (self.is_nxs as usize) << 1
-    }
-
-    /// Returns whether a DSB of this extent completes an invalidation of another one.
-    const fn completes(self, invalidation: Self) -> bool {
-        (self.is_broadcast || !invalidation.is_broadcast) && (!self.is_nxs || invalidation.is_nxs)
-    }
-}
-
-/// The CPUs that have issued an invalidation and not yet completed it, for each extent.
-#[derive(Debug, Clone, Copy, Default)]
-struct PendingInvalidations([u64; 4]);
-
-impl PendingInvalidations {
-    /// Records an invalidation. Returns whether this CPU had none pending.
-    const fn issue(&mut self, cpu: usize, extent: Extent) -> bool {
-        let by = &mut self.0[extent.index()];
-        let first = *by >> cpu & 1 == 0;
-        *by |= 1 << cpu;
-        first
-    }
-
-    /// Returns whether a CPU's DSB completes a pending invalidation.
-    fn completes(self, cpu: usize, dsb: Extent) -> bool {
-        let mut completed = Extent::ALL.into_iter().filter(|extent| dsb.completes(*extent));
-        completed.any(|extent| self.0[extent.index()] >> cpu & 1 != 0)
-    }
-
-    fn is_pending(self) -> bool {
-        self.0 != [0; 4]
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct InvalidationProgress {
-    held_entries: HeldEntries,
-    /// Pending stage-2 invalidations.
-    stage2_invalidations: PendingInvalidations,
-    /// Pending invalidations of all entries that the CPU still holds.
-    all_invalidations: PendingInvalidations,
-}
-
-impl InvalidationProgress {
-    /// Records an invalidation that covers the entry. Returns whether it has an effect.
-    fn issue(&mut self, cpu: usize, kind: Tlbi, extent: Extent) -> bool {
-        match (kind, self.held_entries) {
-            (Tlbi::Ipa { .. } | Tlbi::Range { .. }, HeldEntries::Stage2) => {
-                self.stage2_invalidations.issue(cpu, extent)
-            }
-            // While a CPU holds the stage-2 entry, it can create combined entries again.
-            (Tlbi::Stage1 { .. }, HeldEntries::Combined)
-            | (Tlbi::All { .. }, HeldEntries::Stage2 | HeldEntries::Combined) => {
-                self.all_invalidations.issue(cpu, extent)
-            }
-            _ => false,
-        }
-    }
-
-    /// Completes invalidations at a DSB. Returns whether that has an effect.
-    fn complete(&mut self, cpu: usize, dsb: Extent) -> bool {
-        let next = if self.all_invalidations.completes(cpu, dsb) {
-            HeldEntries::Nothing
-        } else if self.held_entries == HeldEntries::Stage2
-            && self.stage2_invalidations.completes(cpu, dsb)
-        {
-            HeldEntries::Combined
-        } else {
-            return false;
-        };
-        let changed = self.held_entries != next;
-        self.held_entries = next;
-        changed
-    }
-}
 
 /// The type of a change to a valid entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +57,8 @@ impl ChangedEntry {
 /// A changed entry whose old value CPUs may still hold.
 #[derive(Debug, Clone)]
 pub(super) struct StaleEntry {
+    /// The number among changes and barriers, in their order.
+    number: u64,
     pub(super) entry: ChangedEntry,
     pub(super) changed_at: u64,
     pub(super) changed_by: usize,
@@ -168,11 +67,8 @@ pub(super) struct StaleEntry {
     /// The CPUs that have since written the entry. A CPU that observes one of these stores observes
     /// the change.
     writers: u64,
-    /// The CPUs that have since executed a DSB. If such a CPU has loaded the new value, its table
-    /// walker observes the change.
-    observers: u64,
     is_observed_by_all: bool,
-    progress: Vec<InvalidationProgress>,
+    held: HeldEntries,
 }
 
 /// The effect of an event on the model.
@@ -201,21 +97,22 @@ pub(super) enum Coverage {
 }
 
 impl StaleEntry {
-    pub(super) fn new(entry: ChangedEntry, event: u64, cpu: usize, cpus: usize) -> Self {
-        let held = InvalidationProgress {
-            held_entries: HeldEntries::Stage2,
-            stage2_invalidations: PendingInvalidations::default(),
-            all_invalidations: PendingInvalidations::default(),
-        };
+    /// Returns the entry with this number, which a CPU changed in an event.
+    pub(super) const fn new(
+        number: u64,
+        entry: ChangedEntry,
+        (event, cpu): (u64, usize),
+        cpus: usize,
+    ) -> Self {
         Self {
+            number,
             entry,
             changed_at: event,
             changed_by: cpu,
             run_remains: false,
             writers: 1 << cpu,
-            observers: 0,
             is_observed_by_all: false,
-            progress: vec![held; cpus],
+            held: HeldEntries::of_all(cpus),
         }
     }
 
@@ -233,18 +130,33 @@ impl StaleEntry {
             && phys < at + self.entry.size
     }
 
-    pub(super) fn is_held_by(&self, cpu: usize) -> bool {
-        self.progress[cpu].held_entries != HeldEntries::Nothing
+    pub(super) const fn is_held_by(&self, cpu: usize) -> bool {
+        self.held.is_held_by(cpu)
     }
 
-    pub(super) fn is_held(&self) -> bool {
-        self.progress.iter().any(|p| p.held_entries != HeldEntries::Nothing)
+    pub(super) const fn is_held(&self) -> bool {
+        self.held.is_held()
     }
 
     /// Returns whether no CPU can hold more than entries combined with stage 1.
     pub(super) fn holds_only_combined(&self) -> bool {
-        let mut progress = self.progress.iter();
-        progress.all(|p| p.held_entries != HeldEntries::Stage2 || p.all_invalidations.is_pending())
+        self.held.holds_only_combined()
+    }
+
+    /// Returns whether a barrier or an invalidation of other addresses may change the state: not for a
+    /// relaxed leaf, which other CPUs may hold for as long as they want.
+    pub(super) fn has_work(&self, last_barriers: &[u64]) -> bool {
+        self.entry.change != EntryChange::Relaxed
+            || !self.is_observed_by_all
+            || self.held.has_work()
+            || (0..last_barriers.len())
+                .any(|cpu| self.writers >> cpu & 1 != 0 && !self.is_observed_by(cpu, last_barriers))
+    }
+
+    /// Returns whether a CPU has executed a DSB since the change. If it has loaded the new value, its
+    /// table walker observes the change.
+    fn is_observed_by(&self, cpu: usize, last_barriers: &[u64]) -> bool {
+        last_barriers[cpu] > self.number
     }
 
     pub(super) fn record_writer(&mut self, cpu: usize) {
@@ -267,47 +179,53 @@ impl StaleEntry {
         if fits { Coverage::Covered } else { Coverage::Excluded }
     }
 
-    pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi, is_nxs: bool) -> Effect {
+    /// Issues an invalidation by a CPU; `last_barriers` are those before it.
+    pub(super) fn invalidate(
+        &mut self,
+        cpu: usize,
+        (kind, is_nxs): (Tlbi, bool),
+        last_barriers: &[u64],
+    ) -> Effect {
         let is_broadcast = kind.scope() == Scope::Broadcast;
-        let extent = Extent { is_broadcast, is_nxs };
         let is_relaxed = self.entry.change == EntryChange::Relaxed;
         // A CPU that has observed the change may invalidate locally. For a relaxed entry it may
         // also broadcast, as other CPUs may keep the old value.
         let observed = self.is_observed_by_all
-            || ((!is_broadcast || is_relaxed) && self.observers >> cpu & 1 != 0);
-        let mut effect = Effect::default();
+            || ((!is_broadcast || is_relaxed) && self.is_observed_by(cpu, last_barriers));
         let leaves_out = is_nxs && self.entry.has_xs();
         if !observed || self.run_remains || leaves_out {
-            return effect;
+            return Effect::default();
         }
-        let reaches_others = is_broadcast && self.is_observed_by_all;
-        for (at, progress) in self.progress.iter_mut().enumerate() {
-            if (at == cpu || reaches_others) && progress.issue(cpu, kind, extent) {
-                effect.exists |= !is_relaxed || at == cpu;
-                effect.is_strong |= !is_relaxed && at != cpu;
-            }
+        let own = 1 << cpu;
+        let reached = if is_broadcast && self.is_observed_by_all { u64::MAX } else { own };
+        let first = self.held.issue(cpu, kind, Extent { is_broadcast, is_nxs }, reached);
+        Effect {
+            exists: first & own != 0 || (!is_relaxed && first != 0),
+            is_strong: !is_relaxed && first & !own != 0,
         }
-        effect
     }
 
-    pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb, is_nxs: bool) -> Effect {
+    /// Executes a DSB of a CPU; `last_barriers` are those before it.
+    pub(super) fn barrier(
+        &mut self,
+        cpu: usize,
+        (kind, is_nxs): (Dsb, bool),
+        last_barriers: &[u64],
+    ) -> Effect {
         let orders_all = matches!(kind, Dsb::Ish | Dsb::IshSt);
         let wrote = self.writers >> cpu & 1 != 0;
         let mut effect = Effect {
-            exists: wrote && self.observers >> cpu & 1 == 0,
+            exists: wrote && !self.is_observed_by(cpu, last_barriers),
             is_strong: orders_all && wrote && !self.is_observed_by_all,
         };
-        self.observers |= 1 << cpu;
         self.is_observed_by_all |= orders_all && wrote;
         if matches!(kind, Dsb::IshSt | Dsb::NshSt) {
             return effect;
         }
-        for (at, progress) in self.progress.iter_mut().enumerate() {
-            if progress.complete(cpu, Extent { is_broadcast: kind == Dsb::Ish, is_nxs }) {
-                let needed = self.entry.change != EntryChange::Relaxed || at == cpu;
-                effect.add(Effect { exists: needed, is_strong: needed });
-            }
-        }
+        let removed = self.held.complete(cpu, Extent { is_broadcast: kind == Dsb::Ish, is_nxs });
+        let is_relaxed = self.entry.change == EntryChange::Relaxed;
+        let is_needed = if is_relaxed { removed >> cpu & 1 != 0 } else { removed != 0 };
+        effect.add(Effect { exists: is_needed, is_strong: is_needed });
         effect
     }
 }

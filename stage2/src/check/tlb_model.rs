@@ -1,73 +1,291 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The model of the TLBs: all [stale entries](StaleEntry) of a run, and how invalidations and
 //! barriers affect them.
+//!
+//! Most stale entries are relaxed leaves that their CPU has invalidated for itself: the other CPUs may
+//! hold them until an invalidation of their address. A run has one for each leaf, so each event visits
+//! only the entries of its addresses, and those that have *work*: a barrier can change them.
 
-use alloc::vec::Vec;
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec,
+    vec::Vec,
+};
 
 use super::stale_entry::{ChangedEntry, Coverage, Effect, EntryChange, StaleEntry};
 use crate::{
-    address::EntryAddress,
+    address::{EntryAddress, Ipa},
     operations::{Dsb, Tlbi},
 };
 
+/// Number of a stale entry, in the order of the changes.
+type Number = u64;
+
 #[derive(Debug)]
 pub(super) struct TlbModel {
-    pub(super) stale_entries: Vec<StaleEntry>,
-    cpus: usize,
+    stale_entries: BTreeMap<Number, StaleEntry>,
+    by_address: BTreeSet<(EntryAddress, Number)>,
+    /// Entries by the bytes that they map, and their first guest address.
+    by_range: BTreeSet<(u64, Ipa, Number)>,
+    /// Entries that barriers, and invalidations of stage 1, can change.
+    with_work: BTreeSet<Number>,
+    /// The number of changes and barriers.
+    steps: Number,
+    /// The step of each CPU's last barrier.
+    last_barriers: Vec<Number>,
+    /// The number of entries that events have visited.
+    #[cfg(test)]
+    visits: u64,
 }
 
 impl TlbModel {
     pub(super) fn new(cpus: usize) -> Self {
-        Self { stale_entries: Vec::new(), cpus }
+        Self {
+            stale_entries: BTreeMap::new(),
+            by_address: BTreeSet::new(),
+            by_range: BTreeSet::new(),
+            with_work: BTreeSet::new(),
+            steps: 0,
+            last_barriers: vec![0; cpus],
+            #[cfg(test)]
+            visits: 0,
+        }
+    }
+
+    /// Returns all stale entries in the order of the changes.
+    pub(super) fn all(&self) -> impl Iterator<Item = &StaleEntry> {
+        self.stale_entries.values()
+    }
+
+    /// Returns the removed and restricted entries in the order of the changes.
+    pub(super) fn removed_or_restricted(&self) -> impl Iterator<Item = &StaleEntry> {
+        let found = self.with_work.iter().filter_map(|number| self.stale_entries.get(number));
+        found.filter(|stale| stale.entry.change != EntryChange::Relaxed)
+    }
+
+    /// Returns the old values of an entry of a table in the order of the changes.
+    pub(super) fn of_entry(&self, entry: EntryAddress) -> impl Iterator<Item = &StaleEntry> {
+        let numbers = self.numbers_of(entry).into_iter();
+        numbers.filter_map(|number| self.stale_entries.get(&number))
+    }
+
+    /// Returns the stale entries that overlap a range in the order of the changes.
+    pub(super) fn overlapping(&self, ipa: Ipa, size: u64) -> impl Iterator<Item = &StaleEntry> {
+        let numbers = self.numbers_overlapping(ipa, size).into_iter();
+        numbers.filter_map(|number| self.stale_entries.get(&number))
+    }
+
+    fn numbers_of(&self, entry: EntryAddress) -> Vec<Number> {
+        let found = self.by_address.range((entry, 0)..=(entry, Number::MAX));
+        found.map(|(_, number)| *number).collect()
+    }
+
+    fn numbers_overlapping(&self, ipa: Ipa, size: u64) -> Vec<Number> {
+        let mut found = Vec::new();
+        let mut next = self.by_range.first().map(|(span, ..)| *span);
+        while let Some(span) = next {
+            // Entries are aligned to their span.
+            let first = (span, ipa.align_down(span), 0);
+            let overlaps = self.by_range.range(first..(span, ipa + size, 0));
+            found.extend(overlaps.map(|(.., number)| *number));
+            let larger = self.by_range.range((span + 1, Ipa(0), 0)..).next();
+            next = larger.map(|(span, ..)| *span);
+        }
+        found.sort_unstable();
+        found
     }
 
     /// Returns whether a relaxed entry has been removed since: its CPU invalidates it on all CPUs.
     pub(super) fn is_removed_later(&self, relaxed: &StaleEntry) -> bool {
-        self.stale_entries.iter().any(|stale| {
-            stale.entry.position.entry == relaxed.entry.position.entry
-                && stale.entry.change == EntryChange::Removed
-                && stale.changed_at > relaxed.changed_at
+        self.of_entry(relaxed.entry.position.entry).any(|stale| {
+            stale.entry.change == EntryChange::Removed && stale.changed_at > relaxed.changed_at
         })
     }
 
     pub(super) fn record_store(&mut self, cpu: usize, entry: EntryAddress) {
-        let of_entry = |stale: &&mut StaleEntry| stale.entry.position.entry == entry;
-        let stale = self.stale_entries.iter_mut().filter(of_entry);
-        stale.for_each(|stale| stale.record_writer(cpu));
+        for number in self.numbers_of(entry) {
+            if let Some(stale) = self.stale_entries.get_mut(&number) {
+                stale.record_writer(cpu);
+                self.with_work.insert(number);
+            }
+        }
     }
 
     /// Adds an entry that a CPU changed in event `now`.
     pub(super) fn add(&mut self, cpu: usize, now: u64, entry: ChangedEntry) {
         self.record_store(cpu, entry.position.entry);
-        let stale = StaleEntry::new(entry, now, cpu, self.cpus);
-        self.stale_entries.push(stale);
+        self.steps += 1;
+        let number = self.steps;
+        self.by_address.insert((entry.position.entry, number));
+        self.by_range.insert((entry.size, entry.position.ipa, number));
+        self.with_work.insert(number);
+        let stale = StaleEntry::new(number, entry, (now, cpu), self.last_barriers.len());
+        self.stale_entries.insert(number, stale);
     }
 
-    /// Records an invalidation. Returns its effect, and whether its TTL hint is wrong for every
-    /// leaf that it covers.
-    pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi, is_nxs: bool) -> (Effect, bool) {
+    /// Removes and returns the removed or restricted entries that a function selects.
+    pub(super) fn take(&mut self, selects: impl Fn(&StaleEntry) -> bool) -> Vec<StaleEntry> {
+        let found = self.with_work.iter().filter(|number| {
+            let stale = self.stale_entries.get(number);
+            stale.is_some_and(|stale| stale.entry.change != EntryChange::Relaxed && selects(stale))
+        });
+        let found: Vec<_> = found.copied().collect();
+        found.into_iter().filter_map(|number| self.remove(number)).collect()
+    }
+
+    fn remove(&mut self, number: Number) -> Option<StaleEntry> {
+        let stale = self.stale_entries.remove(&number)?;
+        let entry = &stale.entry;
+        self.by_address.remove(&(entry.position.entry, number));
+        self.by_range.remove(&(entry.size, entry.position.ipa, number));
+        self.with_work.remove(&number);
+        Some(stale)
+    }
+
+    /// Records an invalidation; `run_remains` returns whether CPUs may fetch an entry again. Returns
+    /// its effect, and whether its TTL hint is wrong for every leaf that it covers.
+    pub(super) fn invalidate(
+        &mut self,
+        cpu: usize,
+        (kind, is_nxs): (Tlbi, bool),
+        mut run_remains: impl FnMut(&ChangedEntry) -> bool,
+    ) -> (Effect, bool) {
         let mut effect = Effect::default();
         let (mut covers_leaf, mut excludes_leaf) = (false, false);
-        let is_by_address = matches!(kind, Tlbi::Ipa { .. } | Tlbi::Range { .. });
-        for stale in &mut self.stale_entries {
+        let (numbers, is_by_address): (Vec<_>, _) = match kind {
+            Tlbi::Ipa { ipa, .. } => (self.numbers_overlapping(ipa, 1), true),
+            Tlbi::Range { ipa, size, .. } => (self.numbers_overlapping(ipa, size), true),
+            // Only combined entries, which are work.
+            Tlbi::Stage1 { .. } => (self.with_work.iter().copied().collect(), false),
+            Tlbi::All { .. } => (self.stale_entries.keys().copied().collect(), false),
+        };
+        for number in numbers {
+            let Some(stale) = self.stale_entries.get_mut(&number) else { continue };
+            #[cfg(test)]
+            {
+                self.visits += 1;
+            }
             let coverage = stale.coverage(kind);
             if stale.entry.table.is_none() && is_by_address {
                 covers_leaf |= coverage == Coverage::Covered;
                 excludes_leaf |= coverage == Coverage::Excluded;
             }
             if coverage == Coverage::Covered {
-                effect.add(stale.invalidate(cpu, kind, is_nxs));
+                stale.run_remains = run_remains(&stale.entry);
+                effect.add(stale.invalidate(cpu, (kind, is_nxs), &self.last_barriers));
+                if stale.has_work(&self.last_barriers) {
+                    self.with_work.insert(number);
+                }
             }
         }
         (effect, excludes_leaf && !covers_leaf)
     }
 
+    /// Executes a barrier of a CPU.
     pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb, is_nxs: bool) -> Effect {
         let mut effect = Effect::default();
-        for stale in &mut self.stale_entries {
-            effect.add(stale.barrier(cpu, kind, is_nxs));
+        let numbers: Vec<_> = self.with_work.iter().copied().collect();
+        for number in &numbers {
+            if let Some(stale) = self.stale_entries.get_mut(number) {
+                effect.add(stale.barrier(cpu, (kind, is_nxs), &self.last_barriers));
+            }
         }
-        self.stale_entries.retain(StaleEntry::is_held);
+        self.steps += 1;
+        self.last_barriers[cpu] = self.steps;
+        for number in numbers {
+            let Some(stale) = self.stale_entries.get(&number) else { continue };
+            #[cfg(test)]
+            {
+                self.visits += 1;
+            }
+            if !stale.is_held() {
+                self.remove(number);
+            } else if !stale.has_work(&self.last_barriers) {
+                self.with_work.remove(&number);
+            }
+        }
         effect
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        check::table_model::EntryPosition, descriptor::Descriptor, geometry::Level,
+        operations::Scope,
+    };
+
+    const CPUS: usize = 4;
+
+    /// Returns a leaf of 4K that CPU 0 relaxes.
+    fn relaxed(page: u64) -> ChangedEntry {
+        let position = EntryPosition {
+            entry: EntryAddress(0x8000_0000 + page * 8),
+            level: Level::PAGE,
+            ipa: Ipa(page << 12),
+        };
+        let (old, size) = (Descriptor(0x4100_077f), 0x1000);
+        let change = EntryChange::Relaxed;
+        ChangedEntry { position, old, size, change, table: None, is_below_unlinked_table: false }
+    }
+
+    /// Relaxes leaves and invalidates each one on its own CPU.
+    fn relax(pages: u64) -> TlbModel {
+        let mut tlbs = TlbModel::new(CPUS);
+        for page in 0..pages {
+            let cpu = usize::try_from(page).unwrap() % CPUS;
+            tlbs.add(cpu, page, relaxed(page));
+            tlbs.barrier(cpu, Dsb::IshSt, false);
+            let ipa = Ipa(page << 12);
+            let scope = Scope::Local;
+            let leaf = Tlbi::Ipa { ipa, ttl: None, leaf_only: false, scope };
+            for kind in [leaf, Tlbi::Stage1 { scope }] {
+                tlbs.invalidate(cpu, (kind, false), |_| false);
+                tlbs.barrier(cpu, Dsb::Nsh, false);
+            }
+        }
+        tlbs
+    }
+
+    #[test]
+    fn the_work_of_a_relaxed_leaf_does_not_depend_on_their_number() {
+        let visits = [100, 200, 400].map(|pages| relax(pages).visits);
+
+        assert!(visits[0] > 0);
+        assert_eq!((visits[1], visits[2]), (2 * visits[0], 4 * visits[0]));
+    }
+
+    #[test]
+    fn other_cpus_hold_a_leaf_that_is_invalidated_locally() {
+        let mut tlbs = relax(3);
+        let broadcast = Tlbi::All { scope: Scope::Broadcast };
+
+        let held = |tlbs: &TlbModel| -> Vec<_> {
+            let page = tlbs.overlapping(Ipa(0x1000), 1).next().unwrap();
+            (0..CPUS).map(|cpu| page.is_held_by(cpu)).collect()
+        };
+        assert_eq!(held(&tlbs), [true, false, true, true]);
+        assert!(tlbs.with_work.is_empty());
+        tlbs.invalidate(2, (broadcast, false), |_| false);
+        tlbs.barrier(2, Dsb::Ish, false);
+
+        assert_eq!((tlbs.all().count(), tlbs.by_range.len(), tlbs.by_address.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn entries_of_all_sizes_that_overlap_a_range_are_found() {
+        let mut tlbs = TlbModel::new(CPUS);
+        for (page, size) in [(0, 1 << 12), (1, 1 << 12), (3, 1 << 12), (0, 1 << 21), (0, 1 << 30)] {
+            tlbs.add(0, 0, ChangedEntry { size, ..relaxed(page) });
+        }
+        let found = |ipa, size| -> Vec<_> {
+            tlbs.overlapping(Ipa(ipa), size).map(|stale| stale.entry.size).collect()
+        };
+
+        assert_eq!(found(0x1fff, 1), [1 << 12, 1 << 21, 1 << 30]);
+        assert_eq!(found(0x1000, 0x2001), [1 << 12, 1 << 12, 1 << 21, 1 << 30]);
+        assert_eq!(found(1 << 21, 1), [1 << 30]);
+        assert_eq!(found(1 << 30, 1), []);
     }
 }

@@ -43,7 +43,7 @@ impl Checker {
 
     /// Invalidates the entries of all VMIDs.
     pub(super) fn invalidate_all_vmids(&mut self, cpu: usize, scope: Scope, is_nxs: bool) {
-        self.tlbs.invalidate(cpu, Tlbi::All { scope }, is_nxs);
+        self.invalidate_entries(cpu, Tlbi::All { scope }, is_nxs);
     }
 
     /// Orders the stores of a CPU to tables before its later stores, without completing them.
@@ -82,8 +82,7 @@ impl Checker {
         let granule = self.setup.geometry.granule().size();
         let reachable: BTreeSet<TableAddress> = self
             .tlbs
-            .stale_entries
-            .iter()
+            .all()
             .flat_map(|stale| {
                 let holder = TableAddress(stale.entry.position.entry.0 & !(granule - 1));
                 stale.entry.table.into_iter().chain([holder])

@@ -32,8 +32,8 @@ impl Checker {
             let detail = format!("{ipa:#x}: {:#x} bytes, not {size:#x}", slot.size);
             self.report(Rule::OutsideSlot, detail);
         }
-        let mut stale = self.tlbs.stale_entries.iter();
-        let is_held = stale.any(|stale| stale.maps_memory(slot.phys, size));
+        let is_stale = |stale: &StaleEntry| stale.maps_memory(slot.phys, size);
+        let is_held = self.tlbs.removed_or_restricted().any(is_stale);
         if is_held || self.caches.is_mapped(slot.phys, size) {
             let detail = format!("{:#x}", slot.phys);
             self.report(Rule::ReusedWhileReachable, detail);
@@ -86,9 +86,9 @@ impl Checker {
         }
         let is_writable = |stale: &&StaleEntry| {
             let entry = &stale.entry;
-            stale.overlaps(ipa, size) && entry.table.is_none() && entry.old.attributes().write
+            entry.table.is_none() && entry.old.attributes().write
         };
-        let held = self.tlbs.stale_entries.iter().find(is_writable);
+        let held = self.tlbs.overlapping(ipa, size).find(is_writable);
         if let Some(at) = held.map(|stale| stale.entry.position.ipa) {
             let detail = format!("a TLB may hold {at:#x} writable");
             self.report(Rule::LogReadTooEarly, detail);
@@ -103,11 +103,10 @@ impl Checker {
                 // The next fault handles a later change.
                 && stale.changed_at < self.cpus[cpu].lock_released_at
                 && stale.is_held_by(cpu)
-                && stale.overlaps(ipa, 1)
                 && !entry.old.attributes().permits(access)
                 && !self.tlbs.is_removed_later(stale)
         };
-        if self.tlbs.stale_entries.iter().any(refaults) {
+        if self.tlbs.overlapping(ipa, 1).any(refaults) {
             let detail = format!("{ipa:#x}: {access:?} may fault for ever");
             self.report(Rule::NoProgress, detail);
         }
@@ -125,7 +124,7 @@ impl Checker {
                 && stale.is_held_by(cpu)
                 && !self.tlbs.is_removed_later(stale)
         };
-        if self.tlbs.stale_entries.iter().any(refaults) {
+        if self.tlbs.overlapping(ipa, 1).any(refaults) {
             self.report(Rule::NoProgress, format!("{ipa:#x}: the same access may fault for ever"));
         }
     }

@@ -26,9 +26,10 @@ impl Checker {
                 && entry.position.level == position.level
                 && new.is_leaf(position.level)
                 && entry.old == new;
-            stale.overlaps(position.ipa, size) && entry.change == EntryChange::Removed && !is_same
+            entry.change == EntryChange::Removed && !is_same
         };
-        if let Some(stale) = self.tlbs.stale_entries.iter().find(conflicts) {
+        let conflict = self.tlbs.overlapping(position.ipa, size).find(conflicts).cloned();
+        if let Some(stale) = conflict {
             let rule = if stale.holds_only_combined() {
                 Rule::CombinedNotInvalidated
             } else {

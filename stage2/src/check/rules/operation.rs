@@ -2,14 +2,14 @@
 //! Rules for the lock, the engine's notes, tables, TLB invalidations, CMOs, VMID switches, and the
 //! end of an operation or walk.
 
-use alloc::{format, vec::Vec};
+use alloc::format;
 
 use crate::{
     address::{PhysAddr, TableAddress},
     check::{
         checker::{Checker, CpuModel, HeldLock},
         rule::Rule,
-        stale_entry::{EntryChange, StaleEntry},
+        stale_entry::{ChangedEntry, EntryChange, StaleEntry},
     },
     operations::{Note, Tlbi, Vmid},
 };
@@ -104,8 +104,7 @@ impl Checker {
 
     /// Reports the selected entries that a CPU may still hold, and removes them.
     pub(in crate::check) fn report_incomplete(&mut self, selects: impl Fn(&StaleEntry) -> bool) {
-        let left: Vec<_> = self.tlbs.stale_entries.extract_if(.., |stale| selects(stale)).collect();
-        for stale in left {
+        for stale in self.tlbs.take(selects) {
             let entry = &stale.entry;
             let rule = if stale.holds_only_combined() {
                 Rule::CombinedNotInvalidated
@@ -135,7 +134,7 @@ impl Checker {
             entry.table == Some(table)
                 || (entry.is_below_unlinked_table && entries.contains(&entry.position.entry.0))
         };
-        if self.tlbs.stale_entries.iter().any(may_walk) || self.tables.is_linked(table) {
+        if self.tlbs.removed_or_restricted().any(may_walk) || self.tables.is_linked(table) {
             self.report(Rule::FreedWhileWalked, detail.as_str());
         }
         let unlinked_at = self.tables.unlinked_at(table);
@@ -174,19 +173,29 @@ impl Checker {
         {
             self.report(Rule::RangeNotEncodable, format!("{size:#x} bytes"));
         }
-        // A CPU may fetch a whole contiguous run again while one of its entries remains. A TLB may
-        // also cache its pages separately, so each page needs its own invalidation.
-        for stale in &mut self.tlbs.stale_entries {
-            let entry = &stale.entry;
-            stale.run_remains = entry.change == EntryChange::Removed
-                && entry.old.is_contiguous()
-                && self.tables.run_remains(entry.position.entry, entry.position.level);
-        }
-        let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, kind, is_nxs);
-        self.effect = effect;
-        if is_wrong_level {
+        if self.invalidate_entries(cpu, kind, is_nxs) {
             self.report(Rule::WrongTtl, format!("{kind:?}"));
         }
+    }
+
+    /// Invalidates stale entries; returns whether the TTL hint is wrong for every leaf.
+    pub(in crate::check) fn invalidate_entries(
+        &mut self,
+        cpu: usize,
+        kind: Tlbi,
+        is_nxs: bool,
+    ) -> bool {
+        // A CPU may fetch a whole contiguous run again while one of its entries remains. A TLB may
+        // also cache its pages separately, so each page needs its own invalidation.
+        let tables = &mut self.tables;
+        let run_remains = |entry: &ChangedEntry| {
+            entry.change == EntryChange::Removed
+                && entry.old.is_contiguous()
+                && tables.run_remains(entry.position.entry, entry.position.level)
+        };
+        let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, (kind, is_nxs), run_remains);
+        self.effect = effect;
+        is_wrong_level
     }
 
     pub(crate) fn clean_invalidate(&mut self, cpu: usize, phys: PhysAddr, size: u64) {
@@ -201,8 +210,9 @@ impl Checker {
         if self.setup.features.fwb {
             self.report(Rule::NeedlessCmo, detail);
         }
-        let stale = &self.tlbs.stale_entries;
-        let is_reachable = |phys, size| stale.iter().any(|stale| stale.maps_memory(phys, size));
+        let tlbs = &self.tlbs;
+        let is_reachable =
+            |phys, size| tlbs.removed_or_restricted().any(|stale| stale.maps_memory(phys, size));
         self.effect.exists = self.caches.clean_invalidate(cpu, phys, size, is_reachable);
     }
 

@@ -163,10 +163,8 @@ impl Checker {
             self.restrict_aged(cpu, position, new);
         }
         // CPUs keep the old entry after ageing: a later restriction must invalidate it.
-        let is_known = |stale: &StaleEntry| {
-            stale.entry.position.entry == position.entry && stale.entry.old == old
-        };
-        if a.is_accessed && !b.is_accessed && !self.tlbs.stale_entries.iter().any(is_known) {
+        let is_known = |stale: &StaleEntry| stale.entry.old == old;
+        if a.is_accessed && !b.is_accessed && !self.tlbs.of_entry(position.entry).any(is_known) {
             self.add_stale(cpu, position, old, EntryChange::Relaxed, false);
         }
         if relaxes {
@@ -176,10 +174,8 @@ impl Checker {
 
     /// Restricts an aged entry: CPUs may hold the one before the ageing, which permits more.
     fn restrict_aged(&mut self, cpu: usize, position: &EntryPosition, new: Descriptor) {
-        let held = self.tlbs.stale_entries.iter().map(|stale| &stale.entry);
-        let held = held.filter(|held| {
-            held.position.entry == position.entry && held.change == EntryChange::Relaxed
-        });
+        let held = self.tlbs.of_entry(position.entry).map(|stale| &stale.entry);
+        let held = held.filter(|held| held.change == EntryChange::Relaxed);
         let aged: Vec<_> = held.map(|held| held.old).collect();
         for old in aged.into_iter().filter(|old| permits_more(old.attributes(), new.attributes())) {
             self.add_stale(cpu, position, old, EntryChange::Restricted, false);
