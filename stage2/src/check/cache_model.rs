@@ -86,6 +86,8 @@ pub(super) struct CacheModel {
     /// Mapped bytes that the host wrote: coherent until they are unmapped.
     host_written_ranges: AddressSet<PhysAddr>,
     mapped_ranges: AddressSet<PhysAddr>,
+    /// Bytes that were unmapped since the last end of an operation.
+    unmapped_ranges: AddressSet<PhysAddr>,
     /// Mapped and executable bytes: the guest invalidates the I-cache for them.
     executable_ranges: AddressSet<PhysAddr>,
     /// Effects of the CMOs that each CPU has issued and no DSB has completed.
@@ -219,26 +221,28 @@ impl CacheModel {
     pub(super) fn unmap(&mut self, phys: PhysAddr, size: u64) {
         self.executable_ranges.remove(phys, size);
         self.mapped_ranges.remove(phys, size);
+        self.unmapped_ranges.add(phys, size);
     }
 
     /// Ends an operation: unmapped bytes become incoherent. Returns the unmapped ranges that a
     /// guest could access and that no completed CMO has covered since.
     pub(super) fn end_operation(&mut self) -> Vec<(PhysAddr, u64)> {
-        let written: Vec<_> = self.host_written_ranges.iter().collect();
-        for (at, len) in written {
-            for (at, len) in self.mapped_ranges.gaps(at, len) {
+        let unmapped = core::mem::take(&mut self.unmapped_ranges);
+        let unmapped: Vec<_> =
+            unmapped.iter().flat_map(|(at, len)| self.mapped_ranges.gaps(at, len)).collect();
+        let mut exposed = Vec::new();
+        for (at, len) in unmapped {
+            for (at, len) in self.host_written_ranges.overlaps(at, len) {
                 self.dirty_ranges.add(at, len);
                 self.stale_ranges.add(at, len);
                 self.host_written_ranges.remove(at, len);
             }
+            exposed.extend(self.exposed_ranges.overlaps(at, len));
         }
-        let touched = self.exposed_ranges.iter();
-        let unmapped: Vec<_> =
-            touched.flat_map(|(at, len)| self.mapped_ranges.gaps(at, len)).collect();
-        for (at, len) in &unmapped {
+        for (at, len) in &exposed {
             self.exposed_ranges.remove(*at, *len);
         }
-        unmapped
+        exposed
     }
 
     pub(super) fn has_pending_cmo(&self, cpu: usize) -> bool {

@@ -9,6 +9,9 @@ use crate::{
     operations::{Dsb, Note, Tlbi, Vmid},
 };
 
+/// Largest number of CPUs that a checker supports.
+pub const MAX_CPUS: u8 = 64;
+
 /// The configuration of a run, set before its first event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setup {
@@ -20,7 +23,7 @@ pub struct Setup {
     pub vmid: Vmid,
     /// The first table of the root.
     pub root: TableAddress,
-    /// The number of CPUs, up to 64.
+    /// The number of CPUs, 1 to [`MAX_CPUS`].
     pub cpus: u8,
 }
 

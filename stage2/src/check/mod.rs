@@ -46,7 +46,7 @@ mod rules {
 }
 
 pub use checker::{Checker, Violation};
-pub use event::{Action, Event, Setup, StoreKind};
+pub use event::{Action, Event, MAX_CPUS, Setup, StoreKind};
 pub use operation_hooks::{Call, Hook, HookedOperations, RecordHook, Recorder, Reply, Sink};
 pub use rule::Rule;
 pub use stale_entry::Effect;

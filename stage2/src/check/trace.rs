@@ -38,7 +38,7 @@ use core::{fmt, str::SplitWhitespace};
 
 use thiserror::Error;
 
-use super::event::{Action, Event, Setup, StoreKind};
+use super::event::{Action, Event, MAX_CPUS, Setup, StoreKind};
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::Descriptor,
@@ -334,6 +334,10 @@ fn parse_setup(line: &str) -> ParseResult<Setup> {
     let flag = |name| field::<u64>(rest, name).map(|value| value != 0);
     let granule = Granule::from_size(field(rest, "granule")?).ok_or("expected a granule size")?;
     let geometry = Geometry::new(granule, field(rest, "ipa-bits")?);
+    let cpus = field(rest, "cpus")?;
+    if !(1..=MAX_CPUS).contains(&cpus) {
+        return Err("expected 1 to 64 CPUs");
+    }
     Ok(Setup {
         geometry: geometry.map_err(|_| "the IPA width is invalid")?,
         features: Features {
@@ -344,7 +348,7 @@ fn parse_setup(line: &str) -> ParseResult<Setup> {
         },
         vmid: Vmid(field(rest, "vmid")?),
         root: TableAddress(field(rest, "root")?),
-        cpus: field(rest, "cpus")?,
+        cpus,
     })
 }
 

@@ -242,13 +242,15 @@ impl Checked {
     }
 }
 
-/// Returns the reason for which the findings cannot be trusted, if the trace lacks changes of tables.
+/// Returns the reason for which the findings cannot be trusted, if the trace lacks changes of tables,
+/// or calls of functions or their ends.
 fn gap(totals: &Totals) -> Option<String> {
     let Totals { unknown_tables: tables, unexpected_values: stores, .. } = totals;
-    (tables + stores > 0).then(|| {
+    let calls = totals.unbalanced_calls;
+    (tables + stores + calls > 0).then(|| {
         format!(
-            "findings may be wrong or missing: contents of {tables} tables and {stores} earlier \
-             stores are not in the trace"
+            "findings may be wrong or missing: contents of {tables} tables, {stores} earlier stores, \
+             and {calls} calls or their ends are not in the trace"
         )
     })
 }
@@ -261,7 +263,9 @@ pub mod tests {
     fn a_trace_without_all_changes_is_an_error() {
         assert_eq!(gap(&Totals { events: 1, ..Totals::default() }), None);
         let reason = gap(&Totals { unexpected_values: 3, ..Totals::default() }).unwrap();
-        assert!(reason.contains("0 tables and 3 earlier stores"), "{reason}");
+        assert!(reason.contains("0 tables, 3 earlier stores, and 0 calls"), "{reason}");
+        let reason = gap(&Totals { unbalanced_calls: 1, ..Totals::default() }).unwrap();
+        assert!(reason.contains("and 1 calls"), "{reason}");
     }
 
     /// Returns a defect with this rule and call chain.

@@ -6,6 +6,8 @@
 //! to [`HOOKS`]. If a kernel lacks the functions that a rule needs, the rule is not applied, and the
 //! report names both.
 
+use std::ops::Range;
+
 use granule_stage2::check::machine::{LockType, Role};
 
 use super::code::Code;
@@ -165,6 +167,7 @@ const NO_LOAD: ObservedFunction = ObservedFunction {
     name: "kvm_handle_guest_abort",
     start: 0,
     end: 0,
+    cold: Vec::new(),
     used_for: READS_SEQUENCE,
 };
 
@@ -177,6 +180,8 @@ pub struct ObservedFunction {
     pub start: u64,
     /// End, or `start` for an instruction.
     pub end: u64,
+    /// Parts that the compiler has split off, of a function whose returns are observed.
+    pub cold: Vec<Range<u64>>,
     pub used_for: Use,
 }
 
@@ -212,7 +217,11 @@ impl Hypervisor {
             for (start, end) in ranges {
                 let number = u16::try_from(functions.len() + 1).unwrap_or(u16::MAX);
                 let (name, used_for) = (hook.symbol, hook.used_for);
-                functions.push(ObservedFunction { number, name, start, end, used_for });
+                let cold = match hook.part {
+                    Part::Calls => code.symbols.cold_parts(name),
+                    _ => Vec::new(),
+                };
+                functions.push(ObservedFunction { number, name, start, end, cold, used_for });
             }
         }
         if sequence.is_some() && !functions.iter().any(|one| one.used_for == READS_SEQUENCE) {
@@ -229,8 +238,11 @@ impl Hypervisor {
     pub fn plugin_arguments(&self) -> String {
         // SP_EL0 points at the current task.
         let mut arguments = ",threads=on".to_owned();
-        for ObservedFunction { number, start, end, used_for, .. } in &self.functions {
-            let function = format!(",function={number}:{start:x}:{end:x}");
+        for ObservedFunction { number, start, end, cold, used_for, .. } in &self.functions {
+            let mut function = format!(",function={number}:{start:x}:{end:x}");
+            for Range { start, end } in cold {
+                function += &format!(",cold={number}:{start:x}:{end:x}");
+            }
             arguments += &match used_for {
                 Use::Role(
                     Role::Allocate { .. } | Role::GetTable | Role::PutTable | Role::FreePage,
@@ -277,6 +289,7 @@ mod tests {
     use crate::check::symbols::SymbolTable;
 
     const MAP: &str = "ffff8000100234b0 t kvm_vm_ioctl\nffff800010024000 t next\n\
+                       ffff80001002a000 t kvm_vm_ioctl.cold\nffff80001002a010 t next\n\
                        ffff80001002e150 T kvm_init_stage2_mmu\nffff80001002e200 t next\n\
                        ffff800010053f30 T kvm_pgtable_stage2_destroy\n\
                        ffff800010060000 T mark_page_dirty_in_slot\n\
@@ -303,6 +316,7 @@ mod tests {
 
         let expected = ",threads=on\
                         ,function=1:ffff8000100234b0:ffff800010024000\
+                        ,cold=1:ffff80001002a000:ffff80001002a010\
                         ,function=2:ffff80001002e150:ffff80001002e150,lock=2:0\
                         ,free=ffff800010053f30:8\
                         ,function=4:ffff800010061000:ffff800010061000,physical=4\

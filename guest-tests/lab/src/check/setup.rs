@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use granule_stage2::{
     PhysAddr,
     check::{
-        Rule,
+        MAX_CPUS, Rule,
         machine::{Hypervisor as ObservedHypervisor, LockType, Machine, Role},
     },
 };
 use granule_types::units::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::hypervisor::{Hypervisor, Use};
 use crate::values::LinuxVersion;
@@ -36,6 +36,7 @@ pub struct Setup {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub linux: Option<LinuxVersion>,
     pub cpu: String,
+    #[serde(deserialize_with = "supported_cpus")]
     pub cpus: u8,
     memory: Bytes,
     lock: Lock,
@@ -60,6 +61,19 @@ enum Lock {
 struct Function {
     name: String,
     role: Option<FunctionRole>,
+}
+
+/// Reads a number of CPUs that the checker supports.
+fn supported_cpus<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+    let cpus = u8::deserialize(deserializer)?;
+    let refused =
+        || de::Error::custom(format!("{cpus} CPUs: the checker supports 1 to {MAX_CPUS}"));
+    if (1..=MAX_CPUS).contains(&cpus) { Ok(cpus) } else { Err(refused()) }
+}
+
+/// Returns the number of observed CPUs; the trace of a machine with more is refused.
+fn observed_cpus(cpus: u32) -> u8 {
+    u8::try_from(cpus).map_or(MAX_CPUS, |cpus| cpus.min(MAX_CPUS))
 }
 
 /// Text form of a [`Role`].
@@ -129,7 +143,7 @@ impl Setup {
         let mut setup = Self {
             linux: Some(linux),
             cpu: hardware.cpu.to_owned(),
-            cpus: u8::try_from(hardware.cpus).unwrap_or(u8::MAX),
+            cpus: observed_cpus(hardware.cpus),
             memory: hardware.memory,
             lock: match hypervisor.generation.lock {
                 LockType::Spinlock => Lock::Spinlock,
@@ -156,7 +170,7 @@ impl Setup {
         let mut setup = Self {
             linux: None,
             cpu: hardware.cpu.to_owned(),
-            cpus: u8::try_from(hardware.cpus).unwrap_or(u8::MAX),
+            cpus: observed_cpus(hardware.cpus),
             memory: hardware.memory,
             lock: Lock::Spinlock,
             locked_entry: None,
@@ -268,6 +282,24 @@ pub mod tests {
         let arguments: String = functions.iter().map(ObservedSymbol::plugin_arguments).collect();
         let expected = ",function=1:40200000:40200000,lock=1:8,function=2:40200000:40200040";
         assert_eq!(arguments, expected);
+    }
+
+    #[test]
+    fn more_cpus_than_the_checker_supports_are_refused() {
+        let text = serde_json::to_string(&setup()).unwrap();
+        for cpus in ["0", "65", "255"] {
+            let other = text.replace("\"cpus\":2", &format!("\"cpus\":{cpus}"));
+            assert_ne!(other, text);
+
+            let error = serde_json::from_str::<Setup>(&other).unwrap_err().to_string();
+
+            assert!(
+                error.contains(&format!("{cpus} CPUs: the checker supports 1 to 64")),
+                "{error}"
+            );
+        }
+        let most = text.replace("\"cpus\":2", "\"cpus\":64");
+        assert_eq!(serde_json::from_str::<Setup>(&most).unwrap().machine().cpus, 64);
     }
 
     #[test]

@@ -59,12 +59,26 @@ impl SymbolTable {
         table
     }
 
-    /// Returns the addresses of a function.
+    /// Returns the addresses of a function, without its cold parts.
     pub fn range(&self, name: &str) -> Option<Range<u64>> {
         let (start, _) = *self.symbols.iter().find(|(_, symbol)| symbol == name)?;
+        Some(start..self.end(start))
+    }
+
+    /// Returns the parts of a function that the compiler has split off as unlikely to be executed:
+    /// `NAME.cold`, or `NAME.cold.NUMBER`.
+    pub fn cold_parts(&self, name: &str) -> Vec<Range<u64>> {
+        let is_part = |symbol: &str| {
+            let suffix = symbol.strip_prefix(name).and_then(|rest| rest.strip_prefix(".cold"));
+            suffix.is_some_and(|suffix| suffix.is_empty() || suffix.starts_with('.'))
+        };
+        let parts = self.symbols.iter().filter(|(_, symbol)| is_part(symbol));
+        parts.map(|(start, _)| *start..self.end(*start)).collect()
+    }
+
+    fn end(&self, start: u64) -> u64 {
         let next = self.symbols.partition_point(|(address, _)| *address <= start);
-        let end = self.symbols.get(next).map_or(start + 4, |(address, _)| *address);
-        Some(start..end)
+        self.symbols.get(next).map_or(start + 4, |(address, _)| *address)
     }
 
     /// Returns the place of an instruction.
@@ -130,6 +144,17 @@ mod tests {
         let table = SymbolTable::parse("0000000040200000 T handle_exit\n");
 
         assert_eq!(table.place(0x4020_0008).unwrap().function, "handle_exit");
+    }
+
+    #[test]
+    fn cold_parts_belong_to_their_function() {
+        let table = SymbolTable::parse(
+            "0000000000001000 t f\n0000000000001100 t f.cold\n0000000000001110 t f.cold.1\n\
+             0000000000001120 t f.colder\n0000000000001130 t ff.cold\n",
+        );
+
+        assert_eq!(table.cold_parts("f"), [0x1100..0x1110, 0x1110..0x1120]);
+        assert_eq!(table.cold_parts("g"), []);
     }
 
     #[test]

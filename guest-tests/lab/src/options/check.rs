@@ -4,6 +4,7 @@
 use std::{convert::Infallible, path::PathBuf, str::FromStr};
 
 use clap::ValueEnum;
+use granule_stage2::check::MAX_CPUS;
 use granule_types::{backing::Backing, guest_mode::GuestMode};
 use serde::{Deserialize, Serialize};
 
@@ -135,7 +136,8 @@ impl Options {
     /// base pages and in hugetlb pages of a block.
     ///
     /// # Errors
-    /// The page size of the kernels is unknown, or the emulated host cannot execute the program.
+    /// The page size of the kernels is unknown, the emulated host has more CPUs than the checker
+    /// supports, or it cannot execute the program.
     pub fn check(mut common: CommonOptions, args: CheckArgs) -> Result<Self, LabError> {
         let CheckArgs { test, test_arg, tests_of, load, mode, hold, check } = args;
         common.host.hold = hold;
@@ -145,6 +147,13 @@ impl Options {
             return Err(LabError::Unusable(
                 "--test-arg has no effect on selftests: set --test 'NAME ARGUMENTS'".to_owned(),
             ));
+        }
+        let cpus = common.host.smp.unwrap_or_else(|| load.most_vcpus());
+        if cpus > u32::from(MAX_CPUS) {
+            return Err(LabError::Unusable(format!(
+                "the checker supports at most {MAX_CPUS} CPUs of the emulated host, not {cpus}: set \
+                 --smp to fewer"
+            )));
         }
         let small = Matrix::smoke(common.kernels.build.page_size()?);
         let workload = match test {
@@ -223,6 +232,18 @@ mod tests {
 
         assert_eq!(checked.common.host.hold.map(|hold| hold.to_string()).as_deref(), Some(hold));
         assert!(options(&["--hold", "a:b"]).unwrap_err().contains("AFTER:FUNCTION:UNTIL"));
+    }
+
+    #[test]
+    fn a_host_with_more_cpus_than_the_checker_supports_is_refused() {
+        for refused in [&["--smp", "65"][..], &["-v", "65"], &["-v", "4", "-v", "65"]] {
+            let error = options(refused).unwrap_err();
+
+            assert!(error.contains("at most 64 CPUs") && error.contains("65"), "{error}");
+        }
+        for accepted in [&["--smp", "64"][..], &["-v", "65", "--smp", "64"]] {
+            assert!(options(accepted).is_ok(), "{accepted:?}");
+        }
     }
 
     #[test]

@@ -236,6 +236,11 @@ impl Load {
         Self { backing, seeds: self.seeds.or(Some(1)), ..self }
     }
 
+    /// Returns the largest number of vCPUs.
+    pub(crate) fn most_vcpus(&self) -> u32 {
+        self.vcpus.iter().copied().max().unwrap_or(0)
+    }
+
     /// Returns this load with the default size.
     pub(crate) fn without_size(self) -> Self {
         Self { size: None, ..self }

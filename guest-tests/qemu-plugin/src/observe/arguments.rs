@@ -62,7 +62,13 @@ impl TraceArguments {
             "function" => {
                 let number = part()?.parse().ok()?;
                 let (start, end) = (hex(part()?)?, hex(part()?)?);
-                self.functions.push(Function { number, start, end });
+                self.functions.push(Function { number, start, end, cold: Vec::new() });
+            }
+            "cold" => {
+                let number: u16 = part()?.parse().ok()?;
+                let range = hex(part()?)?..hex(part()?)?;
+                let function = self.functions.iter_mut().find(|one| one.number == number)?;
+                function.cold.push(range);
             }
             "lock" => {
                 let function = part()?.parse().ok()?;
@@ -100,6 +106,7 @@ mod tests {
         for (key, value) in [
             ("trace", "/tmp/t"),
             ("function", "3:ffff800010010000:ffff800010010100"),
+            ("cold", "3:ffff800010090000:ffff800010090010"),
             ("lock", "3:1c"),
             ("physical", "3"),
             ("load", "3:2:1:b0"),
@@ -112,9 +119,10 @@ mod tests {
         }
 
         let (start, end) = (0xffff_8000_1001_0000, 0xffff_8000_1001_0100);
+        let cold = 0xffff_8000_1009_0000..0xffff_8000_1009_0010;
         let expected = TraceArguments {
             file: Some("/tmp/t".into()),
-            functions: vec![Function { number: 3, start, end }],
+            functions: vec![Function { number: 3, start, end, cold: vec![cold] }],
             locks: vec![Lock { function: 3, offset: 0x1c }],
             physical: vec![3],
             loads: vec![LoadedArgument { function: 3, argument: 2, pointer: 1, offset: 0xb0 }],
@@ -132,6 +140,7 @@ mod tests {
             ("trace", ""),
             ("function", "3:10"),
             ("function", "x:10:20"),
+            ("cold", "3:10:20"),
             ("lock", "3"),
             ("physical", "x"),
             ("load", "3:4:1:0"),

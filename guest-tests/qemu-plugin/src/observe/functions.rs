@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Functions of the kernel whose calls are reported, and words that they make watched.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
 use granule_stage2::PhysAddr;
 
@@ -16,11 +16,13 @@ pub struct Function {
     pub start: u64,
     /// Virtual address behind the last instruction.
     pub end: u64,
+    /// Parts that the compiler has split off, as unlikely to be executed.
+    pub cold: Vec<Range<u64>>,
 }
 
 impl Function {
     /// Returns whether the instruction at an address is in the function and returns from it: `RET`,
-    /// or a branch out of it.
+    /// or a branch out of it and its cold parts.
     pub fn returns_at(&self, address: u64, word: u32) -> bool {
         let is_return = word & 0xffff_fc1f == 0xd65f_0000 // RET
             || word & 0xffff_fbff == 0xd65f_0bff; // RETAA, RETAB
@@ -29,9 +31,13 @@ impl Function {
             let offset = (word << 6).cast_signed() >> 4;
             address.wrapping_add_signed(i64::from(offset))
         });
-        let inside = self.start..self.end;
-        let leaves = is_return || branch.is_some_and(|target| !inside.contains(&target));
-        inside.contains(&address) && leaves
+        let leaves = is_return || branch.is_some_and(|target| !self.contains(target));
+        self.contains(address) && leaves
+    }
+
+    fn contains(&self, address: u64) -> bool {
+        let in_cold_part = self.cold.iter().any(|part| part.contains(&address));
+        (self.start..self.end).contains(&address) || in_cold_part
     }
 }
 
@@ -101,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_function_returns_at_ret_and_at_a_branch_out_of_it() {
-        let function = Function { number: 1, start: 0x1000, end: 0x1100 };
+        let function = Function { number: 1, start: 0x1000, end: 0x1100, cold: Vec::new() };
         for (address, word, expected, text) in [
             (0x1010, 0xd65f_03c0, true, "ret"),
             (0x1010, 0xd65f_0bff, true, "retaa"),
@@ -116,6 +122,19 @@ mod tests {
         ] {
             assert_eq!(function.returns_at(address, word), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_branch_to_a_cold_part_is_no_return() {
+        const RET: u32 = 0xd65f_03c0;
+        const B_0X2000: u32 = 0x1400_03fc;
+        let function = Function { number: 1, start: 0x1000, end: 0x1100, cold: Vec::new() };
+        let mut split = function.clone();
+        split.cold.push(0x2000..0x2010);
+
+        assert!(function.returns_at(0x1010, B_0X2000) && !split.returns_at(0x1010, B_0X2000));
+        assert!(!function.returns_at(0x2004, RET) && split.returns_at(0x2004, RET));
+        assert!(!split.returns_at(0x2010, RET));
     }
 
     #[test]

@@ -33,7 +33,7 @@ const EVENTS_BETWEEN_COLLECTIONS: u64 = 1 << 16;
 /// Configuration of an observed machine.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// The number of CPUs, up to 64.
+    /// The number of CPUs, 1 to [`MAX_CPUS`](crate::check::MAX_CPUS).
     pub cpus: u8,
     /// First address and bytes of the memory, which is dirty until it is cleaned.
     pub memory: (PhysAddr, u64),
