@@ -7,7 +7,7 @@
 //! a CMO cleans it (`cache_model`). It keeps its own copy of the tables (`table_model`) and reports
 //! each violation of a [`Rule`] at the event that reveals it (`rules`).
 //!
-//! Events come from a [`Recorder`] around the engine's operations, or from a [trace](mod@trace) of
+//! Events come from a `Recorder` (feature `std`) around the engine's operations, or from a [trace](mod@trace) of
 //! any program. A trace can be replayed and [shrunk](Trace::shrink), as `examples/trace.rs` does.
 //!
 //! Not modelled: stage 1 by itself, hardware updates of the access flag and the dirty state,
@@ -19,6 +19,8 @@ mod event;
 mod held_entries;
 pub mod machine;
 mod operation_hooks;
+#[cfg(feature = "std")]
+mod recorder;
 mod rule;
 mod shrink;
 mod stale_entry;
@@ -47,7 +49,9 @@ mod rules {
 
 pub use checker::{Checker, Violation};
 pub use event::{Action, Event, MAX_CPUS, Setup, StoreKind};
-pub use operation_hooks::{Call, Hook, HookedOperations, RecordHook, Recorder, Reply, Sink};
+pub use operation_hooks::{Call, Hook, HookedOperations, Reply};
+#[cfg(feature = "std")]
+pub use recorder::{RecordHook, Recorder, Sink};
 pub use rule::Rule;
 pub use stale_entry::Effect;
 pub use trace::{ParseTraceError, Trace};
