@@ -102,7 +102,13 @@ fn each_missing_or_weaker_step_is_found() {
             Rule::TableRemovalSpan,
         ),
         ("0 tlbi vmalls12e1is 0\n", "", Rule::ReductionNotComplete),
-        ("0 hcr 480000000\n0 isb\n0 tlbi vmalls", "0 tlbi vmalls", Rule::ReductionNotComplete),
+        ("0 tlbi vmalls12e1is 0\n", "0 tlbi vmalls12e1 0\n", Rule::ReductionNotComplete),
+        ("0 tlbi vmalls12e1is 0\n", "0 tlbi vmalle1is 0\n", Rule::ReductionNotComplete),
+        (
+            "0 hcr 480000000\n0 isb\n0 tlbi ipas2e1is 0 @1\n0 dsb ish\n",
+            "0 tlbi ipas2e1is 0 @1\n0 dsb ish\n",
+            Rule::CombinedNotInvalidated,
+        ),
         (
             "0 hcr 480000000\n0 isb\n0 tlbi vmalls",
             "0 hcr 480000000\n0 tlbi vmalls",
@@ -150,6 +156,22 @@ fn a_dmb_completes_no_store_for_an_invalidation() {
     assert_ne!(trace, TRACE);
 
     assert!(findings(&trace).iter().any(|(rule, _)| *rule == Rule::TableRemovalSpan));
+}
+
+#[test]
+fn stage_2_is_invalidated_with_e2h_and_tge_and_stage_1_is_the_hosts() {
+    let with_tge = TRACE.replace("0 hcr 480000000\n0 isb\n0 tlbi vmalls", "0 tlbi vmalls");
+    let vttbr = |text: &str| format!("0 vttbr {text}\n0 isb\n0 tlbi vmalls");
+    let with_vttbr = |text: &str| with_tge.replace("0 tlbi vmalls", &vttbr(text));
+    let running = "0 hcr 80000001\n0 hcr 488000000\n0 isb\n0 write 41a00000\n";
+
+    assert_eq!(findings(&with_tge), []);
+    assert_eq!(findings(&with_vttbr("1000041180000")), []);
+    let without_isb =
+        with_vttbr("1000041180000").replace("41180000\n0 isb\n0 tlbi", "41180000\n0 tlbi");
+    assert_eq!(findings(&without_isb)[0].0, Rule::VmidNotCurrent);
+    let other = with_vttbr("41180000").replacen("0 write 41a00000\n", running, 1);
+    assert_eq!(findings(&other)[0].0, Rule::VmidNotCurrent);
 }
 
 #[test]

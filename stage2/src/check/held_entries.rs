@@ -22,11 +22,11 @@ impl Extent {
     }
 }
 
-/// The entries that an invalidation removes.
+/// Entries that an invalidation removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Removed {
     Stage2,
-    /// All that the CPUs hold.
+    /// Stage-2 and combined entries.
     Everything,
 }
 

@@ -41,7 +41,7 @@ rules! {
         "A valid entry replaces another without an invalid one in between.",
         "Arm ARM R_WHZWS, R_DDMVT (break-before-make)";
     BlockSizeChange: "block-size-change",
-        "A block changes its size in a way that the CPUs' FEAT_BBM level does not allow.",
+        "A block changes its size without nT, and the CPUs may then take TLB conflict aborts.",
         "Arm ARM R_WHZWS, R_KFLJB (FEAT_BBM)";
     ContiguousRun: "contiguous-run",
         "The entries of a contiguous run differ or are incomplete when the lock is released.",

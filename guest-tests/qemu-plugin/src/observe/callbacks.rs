@@ -5,6 +5,7 @@ use std::{collections::HashMap, ops::Range};
 
 use super::{
     arguments::TraceArguments,
+    functions::Function,
     instruction::{Observed, decode},
 };
 
@@ -26,7 +27,8 @@ pub enum Callback {
 pub struct Callbacks {
     /// Address and callback.
     list: Vec<(u64, Callback)>,
-    /// Numbers of the callbacks of an instruction, by its address and word.
+    /// Numbers of the callbacks of an instruction, by its address and word. A barrier in no observed
+    /// function has the address 0, as its event has no call stack.
     numbers: HashMap<(u64, u32), Range<usize>>,
 }
 
@@ -38,6 +40,14 @@ impl Callbacks {
         word: u32,
         arguments: &TraceArguments,
     ) -> Range<usize> {
+        let is_hooked =
+            |function: &Function| function.start == address || function.returns_at(address, word);
+        let is_hooked = arguments.functions.iter().any(is_hooked)
+            || arguments.frees.iter().any(|call| call.address == address);
+        let observed = decode(word);
+        // Programs and guests have barriers at any number of addresses.
+        let is_barrier = matches!(observed, Some(Observed::Barrier(_) | Observed::IcAll(_)));
+        let address = if is_barrier && !is_hooked { 0 } else { address };
         if let Some(numbers) = self.numbers.get(&(address, word)) {
             return numbers.clone();
         }
@@ -53,7 +63,7 @@ impl Callbacks {
         let frees = arguments.frees.iter().enumerate();
         let frees = frees.filter(|(_, call)| call.address == address);
         self.list.extend(frees.map(|(index, _)| (address, Callback::Free(index))));
-        self.list.extend(decode(word).map(|observed| (address, Callback::Instruction(observed))));
+        self.list.extend(observed.map(|observed| (address, Callback::Instruction(observed))));
         let numbers = first..self.list.len();
         if !numbers.is_empty() {
             self.numbers.insert((address, word), numbers.clone());
@@ -97,5 +107,21 @@ mod tests {
         assert_eq!(find(0x104, RET), last.map(|callback| (0x104, callback)));
         assert!(find(0x108, RET).is_empty() && find(0x108, NOP).is_empty());
         assert_eq!(callbacks.list.len(), 6);
+    }
+
+    #[test]
+    fn a_barrier_has_one_callback_at_all_addresses() {
+        const DSB_ISH: u32 = 0xd503_3b9f;
+        const DC_CIVAC_X0: u32 = 0xd50b_7e20;
+        let arguments = TraceArguments::default();
+        let mut callbacks = Callbacks::default();
+
+        for address in [0x1000, 0x2000, 0x3000] {
+            assert_eq!(callbacks.of_instruction(address, DSB_ISH, &arguments), 0..1);
+        }
+        let lines =
+            [0x1000, 0x2000].map(|at| callbacks.of_instruction(at, DC_CIVAC_X0, &arguments));
+
+        assert_eq!(lines, [1..2, 2..3]);
     }
 }

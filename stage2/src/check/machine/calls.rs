@@ -210,6 +210,15 @@ impl Calls {
         self.logged.remove(&lock);
     }
 
+    /// Forgets a guest whose tables were in these pages.
+    pub(super) fn forget_guest(&mut self, number: usize, pages: &[PhysAddr]) {
+        self.sequence_changed_at.remove(&number);
+        for page in pages {
+            self.references.remove(page);
+            self.changed.remove(page);
+        }
+    }
+
     /// Returns whether a thread handles an abort.
     pub(super) fn handles_abort(&self, thread: Thread) -> bool {
         self.faults.contains_key(&thread)

@@ -13,7 +13,7 @@ use crate::{
     check::{Action, Checker, Event, Rule, Setup},
     engine::Features,
     geometry::Geometry,
-    operations::{Note, Scope, Vmid},
+    operations::{Note, Scope, Tlbi, Vmid},
 };
 
 /// VMID of the guest in the events of its checker, whichever one the hypervisor has assigned.
@@ -84,6 +84,29 @@ impl Guest {
             }
             if registers.has_fwb() {
                 self.checker.set_fwb();
+            }
+        }
+    }
+
+    /// Processes an invalidation of the current VMID, on a CPU with these registers.
+    pub(super) fn invalidate(
+        &mut self,
+        cpu: u8,
+        (kind, is_nxs): (Tlbi, bool),
+        registers: Registers,
+    ) {
+        let current = registers.vmid();
+        let is_vmid_kept = self.vmid.is_none_or(|vmid| vmid == current);
+        match (registers.selects_guest(), kind) {
+            (true, _) if is_nxs => self.checker.invalidate(usize::from(cpu), kind, true),
+            (true, _) => self.check(cpu, Action::Tlbi(kind)),
+            (false, Tlbi::Stage1 { .. }) => {}
+            (false, _) if is_vmid_kept && !registers.needs_isb => {
+                self.checker.invalidate_current(usize::from(cpu), kind, is_nxs);
+            }
+            (false, _) => {
+                let detail = format!("VMID {}: {kind:?}", current.0);
+                self.checker.report(Rule::VmidNotCurrent, detail);
             }
         }
     }

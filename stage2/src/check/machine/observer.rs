@@ -161,7 +161,8 @@ impl Observer {
             }
             MachineAction::SetVtcr(value) => self.registers[usize::from(cpu)].vtcr = *value,
             MachineAction::SetVttbr(value) => {
-                self.registers[usize::from(cpu)].vttbr = *value;
+                let registers = &mut self.registers[usize::from(cpu)];
+                (registers.vttbr, registers.needs_isb) = (*value, true);
                 self.select(cpu);
             }
             MachineAction::SetHcr(value) => {
@@ -194,7 +195,10 @@ impl Observer {
             MachineAction::Dmb(accesses, domain) => {
                 self.order_stores(cpu, *accesses, *domain);
             }
-            MachineAction::Isb => self.check_all(cpu, Action::Isb),
+            MachineAction::Isb => {
+                self.registers[usize::from(cpu)].needs_isb = false;
+                self.check_all(cpu, Action::Isb);
+            }
             MachineAction::Tlbi(name, operand) => self.invalidate(cpu, name, *operand),
             MachineAction::Dc(name, phys, size) => self.maintain_caches(cpu, name, (*phys, *size)),
             MachineAction::Ic(scope) => {
@@ -380,14 +384,8 @@ impl Observer {
                 }
             }
             Some(Invalidation::CurrentVmid(kind)) => {
-                // With E2H and TGE, the EL1&0 regime is the host's.
-                let own = own.filter(|_| registers.selects_guest());
-                match own.and_then(|number| self.guests.get_mut(&number)) {
-                    Some(guest) if is_nxs => {
-                        guest.checker.invalidate(usize::from(cpu), kind, true);
-                    }
-                    Some(guest) => guest.check(cpu, Action::Tlbi(kind)),
-                    None => {}
+                if let Some(guest) = own.and_then(|number| self.guests.get_mut(&number)) {
+                    guest.invalidate(cpu, (kind, is_nxs), registers);
                 }
             }
             None => {}

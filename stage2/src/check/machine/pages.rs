@@ -127,8 +127,9 @@ impl Pages {
         }
     }
 
-    /// Removes the pages of a destroyed guest.
-    pub(super) fn remove(&mut self, guest: usize) {
-        self.pages.retain(|_, page| page.guest != Some(guest));
+    /// Removes and returns the pages of a destroyed guest.
+    pub(super) fn remove(&mut self, guest: usize) -> Vec<PhysAddr> {
+        let removed = self.pages.extract_if(.., |_, page| page.guest == Some(guest));
+        removed.map(|(table, _)| PhysAddr(table)).collect()
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Registers {
     pub(super) vtcr: u64,
     pub(super) vttbr: u64,
     pub(super) hcr: u64,
+    /// Indicates that no ISB has followed the last write of VTTBR_EL2.
+    pub(super) needs_isb: bool,
 }
 
 impl Registers {
@@ -51,8 +53,9 @@ impl Registers {
         Vmid((self.vttbr >> 48) as u16)
     }
 
-    /// Returns whether invalidations of the EL1&0 regime apply to the guest of VTTBR_EL2. With E2H
-    /// and TGE they apply to the host.
+    /// Returns whether invalidations of stage 1 of the EL1&0 regime apply to the guest of VTTBR_EL2.
+    /// With E2H and TGE they apply to the host, and those of stage 2 to the guest nevertheless (Arm
+    /// ARM: TLBI VMALLE1, TLBI IPAS2E1, TLBI VMALLS12E1).
     pub(super) const fn selects_guest(self) -> bool {
         self.hcr & (HCR_E2H | HCR_TGE) != HCR_E2H | HCR_TGE
     }

@@ -115,7 +115,8 @@ impl Observer {
             self.calls.forget_memory(word);
         }
         if let Some(pages) = &mut self.pages {
-            pages.remove(number);
+            let removed = pages.remove(number);
+            self.calls.forget_guest(number, &removed);
         }
     }
 }

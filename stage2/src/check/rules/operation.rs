@@ -168,6 +168,11 @@ impl Checker {
             let detail = format!("VMID {}: {kind:?}", vmid.0);
             return self.report(Rule::VmidNotCurrent, detail);
         }
+        self.invalidate_current(cpu, kind, is_nxs);
+    }
+
+    /// Processes an invalidation that applies to the guest's VMID.
+    pub(in crate::check) fn invalidate_current(&mut self, cpu: usize, kind: Tlbi, is_nxs: bool) {
         if let Tlbi::Range { size, .. } = kind
             && !Tlbi::is_encodable(size >> self.setup.geometry.granule().shift())
         {
