@@ -12,7 +12,9 @@
 //! * `atomic_shared`: an atomic operation on a cache line on which another CPU executed the last
 //!   one, so that the line moves between the CPUs.
 //!
-//! By default, both cost the same as other instructions of their classes.
+//! Two more distinguish barriers: `dsb_store`, a `DSB` of stores alone, and `isb`.
+//!
+//! By default, these four cost the same as other instructions of their classes.
 
 use crate::decode::{SysOperation, maintenance};
 
@@ -64,11 +66,14 @@ pub struct CostTable {
     class_costs: [u64; CLASS_NAMES.len()],
     dc_long: Option<u64>,
     atomic_shared: Option<u64>,
+    dsb_store: Option<u64>,
+    isb: Option<u64>,
 }
 
 impl Default for CostTable {
     fn default() -> Self {
-        Self { class_costs: [1000; CLASS_NAMES.len()], dc_long: None, atomic_shared: None }
+        let class_costs = [1000; CLASS_NAMES.len()];
+        Self { class_costs, dc_long: None, atomic_shared: None, dsb_store: None, isb: None }
     }
 }
 
@@ -93,6 +98,8 @@ impl CostTable {
         match name {
             "dc_long" => self.dc_long = Some(cost),
             "atomic_shared" => self.atomic_shared = Some(cost),
+            "dsb_store" => self.dsb_store = Some(cost),
+            "isb" => self.isb = Some(cost),
             _ => {
                 let (_, class) = CLASS_NAMES.iter().find(|(known, _)| *known == name)?;
                 self.class_costs[*class as usize] = cost;
@@ -105,7 +112,11 @@ impl CostTable {
     pub fn rule(&self, word: u32) -> CostRule {
         match class(word) {
             Class::DcLine if self.dc_long.is_some() => CostRule::DcLine,
-            Class::Dsb if self.dc_long.is_some() => CostRule::RangeEnd(self.class_cost(Class::Dsb)),
+            Class::Dsb if self.dc_long.is_some() => CostRule::RangeEnd(self.dsb_cost(word)),
+            Class::Dsb => CostRule::Fixed(self.dsb_cost(word)),
+            Class::Other if word & ISB_MASK == ISB => {
+                CostRule::Fixed(self.isb.unwrap_or(self.class_cost(Class::Other)))
+            }
             Class::Atomic if self.atomic_shared.is_some() => CostRule::Atomic,
             class => CostRule::Fixed(self.class_cost(class)),
         }
@@ -121,10 +132,19 @@ impl CostTable {
         self.atomic_shared.filter(|_| shared).unwrap_or(self.class_cost(Class::Atomic))
     }
 
+    fn dsb_cost(&self, word: u32) -> u64 {
+        let is_of_stores = (word >> 8) & 3 == 2;
+        self.dsb_store.filter(|_| is_of_stores).unwrap_or(self.class_cost(Class::Dsb))
+    }
+
     fn class_cost(&self, class: Class) -> u64 {
         self.class_costs[class as usize]
     }
 }
+
+const ISB: u32 = 0xd503_30df;
+/// Mask of an `ISB` without its option.
+const ISB_MASK: u32 = 0xffff_f0ff;
 
 /// Masks and values of exclusive loads and stores, `CAS`, and the atomic operations of FEAT_LSE.
 const ATOMICS: [(u32, u32); 3] =
@@ -212,6 +232,13 @@ mod tests {
         costs.set("atomic_shared:11").unwrap();
         assert_eq!(costs.rule(0xf822_0020), CostRule::Atomic);
         assert_eq!([false, true].map(|shared| costs.atomic_cost(shared)), [1000, 11]);
+        let (dsb, dsb_store, isb) = (0xd503_3b9f, 0xd503_3a9f, 0xd503_3fdf);
+        costs.set("dsb:9").unwrap();
+        assert_eq!([dsb, dsb_store].map(|w| costs.rule(w)), [CostRule::RangeEnd(9); 2]);
+        costs.set("dsb_store:3").unwrap();
+        costs.set("isb:5").unwrap();
+        assert_eq!([dsb, dsb_store].map(|w| costs.rule(w)), [9, 3].map(CostRule::RangeEnd));
+        assert_eq!(costs.rule(isb), CostRule::Fixed(5));
         for malformed in ["dc_line", "dc_line:x", "line:1"] {
             assert_eq!(costs.set(malformed), None, "{malformed}");
         }

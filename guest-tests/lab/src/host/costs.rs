@@ -2,15 +2,16 @@
 //! Cost tables: the elapsed time of each class of instructions on one machine.
 //!
 //! A TOML file contains the name of the machine and, for each class, a cost in nanoseconds and its
-//! source. A missing cost is one nanosecond; missing `dc_long` and `atomic_shared` equal `dc_line`
-//! and `atomic`. The tables in `costs/` are built in.
+//! source. A missing cost is one nanosecond; missing `dc_long`, `atomic_shared`, `dsb_store` and
+//! `isb` equal `dc_line`, `atomic`, `dsb` and `instruction`. The tables in `costs/` are built in.
 
 use std::{collections::BTreeMap, fmt, fs, str::FromStr};
 
+use granule_types::units::Nanoseconds;
 use serde::{Deserialize, Serialize};
 
 /// Classes of instructions with costs in the plugin.
-const CLASSES: [&str; 12] = [
+const CLASSES: [&str; 14] = [
     "instruction",
     "atomic",
     "atomic_shared",
@@ -22,13 +23,39 @@ const CLASSES: [&str; 12] = [
     "tlbi_local",
     "tlbi_broadcast",
     "dsb",
+    "dsb_store",
+    "isb",
     "exception",
 ];
 
-const BUILT_IN_TABLES: [(&str, &str); 2] = [
+const BUILT_IN_TABLES: [(&str, &str); 3] = [
+    ("altra-vm", include_str!("../../costs/altra-vm.toml")),
     ("kunpeng920", include_str!("../../costs/kunpeng920.toml")),
     ("neoverse-n1", include_str!("../../costs/neoverse-n1.toml")),
 ];
+
+/// Returns the class of a counted instruction; `None` for other counts.
+fn class(name: &str) -> Option<&'static str> {
+    let (kind, operation) = name.split_once(' ').unwrap_or((name, ""));
+    Some(match kind {
+        "TLBI" if is_broadcast(operation) => "tlbi_broadcast",
+        "TLBI" => "tlbi_local",
+        "DSB" if operation.ends_with("ST") => "dsb_store",
+        "DSB" => "dsb",
+        "ISB" => "isb",
+        "DC" if operation == "ZVA" => "dc_zva",
+        "DC" => "dc_line",
+        "IC" if operation == "IVAU" => "ic_line",
+        "IC" => "ic_all",
+        _ => return None,
+    })
+}
+
+/// Returns whether a `TLBI` of this name invalidates TLBs of other CPUs.
+pub fn is_broadcast(operation: &str) -> bool {
+    let scope = operation.strip_suffix("nXS").unwrap_or(operation);
+    scope.ends_with("IS") || scope.ends_with("OS")
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CostTable {
@@ -90,6 +117,32 @@ impl CostTable {
         Ok(Self { machine, picoseconds })
     }
 
+    /// Returns the time of one CPU that executes these counted instructions, one after the other: a
+    /// model. `instructions` are all of them; those that no count names cost as any other.
+    pub fn model(&self, counts: &BTreeMap<String, u64>) -> Nanoseconds {
+        let known = |class: &str| self.picoseconds.get(class).copied();
+        let cost = |class: &str| {
+            let other = match class {
+                "dsb_store" => known("dsb"),
+                "isb" => known("instruction"),
+                _ => None,
+            };
+            known(class).or(other).unwrap_or(1000)
+        };
+        let classes = counts.iter().filter_map(|(name, count)| Some((class(name)?, *count)));
+        let classes: Vec<(&str, u64)> = classes.collect();
+        let named: u64 = classes.iter().map(|(_, count)| count).sum();
+        let all = counts.get("instructions").copied().unwrap_or(0);
+        let others = all.saturating_sub(named) * cost("instruction");
+        let named: u64 = classes.iter().map(|(class, count)| cost(class) * count).sum();
+        Nanoseconds((others + named) / 1000)
+    }
+
+    /// Returns the name of the machine.
+    pub fn machine(&self) -> &str {
+        &self.machine
+    }
+
     pub fn plugin_arguments(&self) -> String {
         let cost = |(class, cost): (&String, &u64)| format!(",cost={class}:{cost}");
         self.picoseconds.iter().map(cost).collect()
@@ -117,7 +170,10 @@ mod tests {
             let without_cost =
                 CLASSES.iter().filter(|class| !costs.picoseconds.contains_key(**class));
             for class in without_cost {
-                assert!(["atomic_shared", "dc_long"].contains(class), "{name}: {class}");
+                assert!(
+                    ["atomic_shared", "dc_long", "dsb_store", "isb"].contains(class),
+                    "{name}: {class}"
+                );
             }
         }
     }
@@ -130,6 +186,30 @@ mod tests {
 
         assert_eq!(costs.plugin_arguments(), ",cost=dsb:250");
         assert_eq!(costs.to_string(), "costs of M (dsb=250ps)");
+    }
+
+    #[test]
+    fn a_model_is_the_sum_of_counts_by_their_costs() {
+        let text = "machine = \"M\"\n[costs]\n\
+                    instruction = { ns = 0.5, source = \"s\" }\n\
+                    tlbi_broadcast = { ns = 200, source = \"s\" }\n\
+                    tlbi_local = { ns = 10, source = \"s\" }\n\
+                    dsb = { ns = 100, source = \"s\" }\n";
+        let costs = CostTable::parse(text).unwrap();
+        let counts = [
+            ("instructions", 1006),
+            ("stores", 500),
+            ("TLBI VAALE1IS", 2),
+            ("TLBI VMALLE1", 1),
+            ("DSB ISH", 2),
+            ("DSB ISHST", 1),
+        ];
+        let counts = counts.map(|(name, count)| (name.to_owned(), count)).into();
+
+        assert_eq!(costs.model(&counts), Nanoseconds(500 + 400 + 10 + 300));
+        let text = format!("{text}dsb_store = {{ ns = 16, source = \"s\" }}\n");
+        let costs = CostTable::parse(&text).unwrap();
+        assert_eq!(costs.model(&counts), Nanoseconds(500 + 400 + 10 + 200 + 16));
     }
 
     #[test]
