@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 
 use granule_lab::{
-    self as lab, BisectOptions, CheckArgs, CommonOptions, GuestMatrix, HostPackages, ImageOptions,
-    LinuxVersion, Locations, Matrix, Options, ProgramOptions, ReportOptions, RunStatus,
-    SelftestOptions, SourceOptions, Step,
+    self as lab, BisectOptions, BootMatrix, CheckArgs, CommonOptions, GuestMatrix, HostPackages,
+    ImageOptions, LinuxVersion, Locations, Matrix, Options, ProgramOptions, ReportOptions,
+    RunStatus, SelftestOptions, SourceOptions, Step,
 };
 
 use super::{CommandOutcome, CommandResult};
@@ -47,6 +47,16 @@ enum LabCommand {
         common: CommonOptions,
         #[command(flatten)]
         matrix: GuestMatrix,
+    },
+    /// Boot each kernel with several sizes of memory, and report what the page tables that it builds
+    /// for itself cost (docs/kernel-boot.md)
+    #[command(after_help = "Exit code: 0 done; 1 a boot failed, or a kernel maps the linear map \
+                            differently; 2 the run could not be completed.")]
+    Boot {
+        #[command(flatten)]
+        common: CommonOptions,
+        #[command(flatten)]
+        matrix: BootMatrix,
     },
     /// Run your own static arm64 program in the emulated host or in a guest, and compare its
     /// counts (docs/workloads.md)
@@ -134,6 +144,7 @@ pub fn run(args: Args) -> CommandResult {
     match command {
         LabCommand::Smoke { common } => return execute(&Options::smoke(common)?),
         LabCommand::Guest { common, matrix } => return execute(&Options::guest(common, matrix)),
+        LabCommand::Boot { common, matrix } => return execute(&Options::boot(common, matrix)?),
         LabCommand::Workload { program, common, report, arguments } => {
             return execute(&Options::program(common, program, arguments, report)?);
         }

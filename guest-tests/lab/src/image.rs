@@ -60,7 +60,8 @@ pub fn check_image(options: &ImageOptions) -> Result<RunStatus, LabError> {
         cpu: options.cpu.clone(),
         cpus: options.smp,
         memory: options.memory,
-        quantum: QUANTUM,
+        is_sparse: false,
+        quantum: Some(QUANTUM),
         costs: None,
         hold: None,
     };

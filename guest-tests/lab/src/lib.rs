@@ -47,6 +47,7 @@ mod host {
     pub mod init;
     pub mod initramfs;
     pub mod job;
+    pub mod kernel_tables;
     pub mod program;
 }
 
@@ -67,10 +68,10 @@ pub use self::{
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
     ledger::{LedgerOptions, ledger},
     options::{
-        BuildOptions, CheckArgs, CommonOptions, ExecutionOptions, FindingsOptions, GuestMatrix,
-        HostOptions, ImageOptions, KernelOptions, Locations, Matrix, Options, OutputOptions,
-        ProgramMatrix, ProgramOptions, ReportOptions, SelftestOptions, SourceOptions, TestProgram,
-        Workload,
+        BootMatrix, BuildOptions, CheckArgs, CommonOptions, ExecutionOptions, FindingsOptions,
+        GuestMatrix, HostOptions, ImageOptions, KernelOptions, Locations, Matrix, Options,
+        OutputOptions, ProgramMatrix, ProgramOptions, ReportOptions, SelftestOptions,
+        SourceOptions, TestProgram, Workload,
     },
     report::{RunStatus, check_report::check_trace},
     steps::{Step, step},

@@ -7,6 +7,8 @@ use clap::ValueEnum;
 use granule_types::{backing::Backing, units::Bytes};
 use serde::{Deserialize, Serialize};
 
+use crate::LabError;
+
 /// Linux version without its sublevel: `5.10`. It is also the name of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -239,6 +241,18 @@ impl PageSize {
         };
         // A fragment may set one symbol of the choice and leave that of 4K set.
         [Self::Kib16, Self::Kib64, Self::Kib4].into_iter().find(is_set)
+    }
+
+    /// Refuses a backing that a host with this page size lacks; `option` is the option that set it.
+    pub(crate) fn check(self, backing: Backing, option: &str) -> Result<(), LabError> {
+        if self.has(backing) {
+            return Ok(());
+        }
+        Err(LabError::Unusable(format!(
+            "a host with base pages of {} has no pages for {option} {backing}; expected one of: {}",
+            self.base(),
+            self.backing_names()
+        )))
     }
 
     /// Returns the size of a level-2 block: that of transparent huge pages, and the default size of

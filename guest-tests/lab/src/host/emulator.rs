@@ -27,8 +27,11 @@ pub struct EmulatedMachine {
     pub cpu: String,
     pub cpus: u32,
     pub memory: Bytes,
-    /// Length of a CPU's turn in virtual time.
-    pub quantum: Nanoseconds,
+    /// Indicates that a job uses only a small part of the memory, so that this machine need not have
+    /// all of it.
+    pub is_sparse: bool,
+    /// Length of a CPU's turn in virtual time; `None` if elapsed time is not measured.
+    pub quantum: Option<Nanoseconds>,
     /// Costs of instructions in elapsed time.
     pub costs: Option<CostTable>,
     /// Hold of a CPU at a function.
@@ -38,12 +41,14 @@ pub struct EmulatedMachine {
 impl EmulatedMachine {
     /// Formats the options that affect results, for the records.
     pub fn describe(&self) -> String {
-        let Self { cpu, cpus, memory, quantum: Nanoseconds(quantum), .. } = self;
+        let Self { cpu, cpus, memory, quantum, .. } = self;
+        let turns = quantum.map(|Nanoseconds(quantum)| format!(", turns of {quantum} ns"));
+        let turns = turns.unwrap_or_default();
         let costs = self.costs.as_ref().map_or_else(String::new, |costs| format!(", {costs}"));
         let hold = self.hold.as_ref().map_or_else(String::new, |hold| format!(", hold {hold}"));
         format!(
             "-M virt,virtualization=on -cpu {cpu} -smp {cpus} -m {memory} -icount shift=0, \
-             skew_tick=1, turns of {quantum} ns{costs}{hold}"
+             skew_tick=1{turns}{costs}{hold}"
         )
     }
 
@@ -56,14 +61,22 @@ impl EmulatedMachine {
     /// Returns the memory that the emulator's process requires: that of the machine, and QEMU's buffer
     /// of translated code, which has up to 1 GiB.
     pub fn process_memory(&self) -> Bytes {
-        Bytes(self.memory.0 + Bytes::gib(1).0 + Bytes::mib(256).0)
+        // A booted kernel has written its `struct page`s, 1/64, and its tables, 1/512.
+        let used = if self.is_sparse { self.memory.0 / 32 } else { self.memory.0 };
+        Bytes(used + Bytes::gib(1).0 + Bytes::mib(256).0)
     }
 
     /// Returns the emulator command for this hardware, without a kernel.
     pub fn emulator(&self, qemu: &Path) -> Command {
         let Self { cpu, cpus, memory, .. } = self;
-        program(qemu)
-            .args(["-M", "virt,virtualization=on,gic-version=3,dtb-randomness=off"])
+        let machine = "virt,virtualization=on,gic-version=3,dtb-randomness=off";
+        let command = match self.is_sparse {
+            true => program(qemu)
+                .args(["-M", &format!("{machine},memory-backend=ram"), "-object"])
+                .arg(format!("memory-backend-ram,id=ram,size={}M,reserve=off", memory.0 >> 20)),
+            false => program(qemu).args(["-M", machine]),
+        };
+        command
             .args(["-cpu", cpu])
             .args(["-smp", &cpus.to_string()])
             .args(["-m", &(memory.0 >> 20).to_string()])
@@ -77,7 +90,8 @@ impl EmulatedMachine {
     pub fn plugin_option(&self, plugin: &Path, counts: &Path) -> String {
         let mut option = path_option("file=", plugin);
         option += &path_option(",out=", counts);
-        option += &format!(",quantum={}", self.quantum.0);
+        let Some(Nanoseconds(quantum)) = self.quantum else { return option };
+        option += &format!(",quantum={quantum}");
         option += &self.costs.as_ref().map_or_else(String::new, CostTable::plugin_arguments);
         option
     }
@@ -165,8 +179,15 @@ mod tests {
         if let Err(error) = version(qemu) {
             return granule_types::testing::skip(error);
         }
-        let (cpu, memory, quantum) = ("no-such-cpu".into(), Bytes::mib(64), Nanoseconds(100));
-        let machine = EmulatedMachine { cpu, cpus: 1, memory, quantum, costs: None, hold: None };
+        let machine = EmulatedMachine {
+            cpu: "no-such-cpu".into(),
+            cpus: 1,
+            memory: Bytes::mib(64),
+            is_sparse: false,
+            quantum: None,
+            costs: None,
+            hold: None,
+        };
 
         let error = probe(qemu, &machine, None).unwrap_err().to_string();
 

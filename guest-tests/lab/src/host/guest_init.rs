@@ -8,13 +8,20 @@ use std::fs;
 
 use rustix::mount::{MountFlags, mount};
 
-/// Path of the file that identifies the initramfs of a guest. It is empty, or contains the arguments
-/// of the program to run instead of the checks, as a JSON array.
+use crate::host::kernel_tables::KernelTables;
+
+/// Path of the file that identifies the initramfs of a guest. It is empty, or contains
+/// [`KERNEL_TABLES`] or the arguments of the program to run instead of the checks, as a JSON array.
 pub const MARKER_PATH: &str = "/guest";
 /// Line printed when PID 1 starts.
 pub const INIT_STARTED: &str = "granule-guest: init";
 /// Start of the line printed after all checks passed.
 pub const CHECKS_PASSED: &str = "granule-guest: works";
+
+/// Content of the file at [`MARKER_PATH`] of a guest that reports its page tables.
+pub const KERNEL_TABLES: &str = "kernel-tables";
+/// Start of the line with the report of a guest's page tables.
+const TABLES_PREFIX: &str = "granule-guest: kernel tables ";
 
 /// Number of bytes written and read back; smaller guests use a quarter of their memory.
 const TOUCHED_BYTES: usize = 16 << 20;
@@ -40,6 +47,29 @@ pub fn check_guest() {
     if let Err(error) = rustix::termios::tcdrain(std::io::stdout()) {
         println!("granule-guest: tcdrain: {error}");
     }
+}
+
+/// Prints the page tables of this kernel as JSON, after its file systems are mounted.
+pub fn report_tables(mounted: Result<(), String>) {
+    println!("{INIT_STARTED}");
+    let report = || {
+        mounted?;
+        let tables = KernelTables::read().map_err(|error| error.to_string())?;
+        serde_json::to_string(&tables).map_err(|error| error.to_string())
+    };
+    match report() {
+        Ok(json) => println!("{TABLES_PREFIX}{json}"),
+        Err(error) => println!("granule-guest: {error}"),
+    }
+    if let Err(error) = rustix::termios::tcdrain(std::io::stdout()) {
+        println!("granule-guest: tcdrain: {error}");
+    }
+}
+
+/// Returns the report of a guest's page tables on its console.
+pub fn reported_tables(console: &str) -> Option<KernelTables> {
+    let line = console.lines().find_map(|line| line.strip_prefix(TABLES_PREFIX))?;
+    serde_json::from_str(line).ok()
 }
 
 fn try_check_guest() -> std::io::Result<String> {
@@ -79,6 +109,17 @@ fn touch_memory(seed: usize, bytes: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_are_received_as_printed() {
+        let tables = KernelTables { dump: Some("a\nb\n".to_owned()), ..KernelTables::default() };
+        let json = serde_json::to_string(&tables).unwrap();
+
+        let console = format!("[ 0.1] Run /init\r\n{TABLES_PREFIX}{json}\r\n");
+
+        assert_eq!(reported_tables(&console), Some(tables));
+        assert_eq!(reported_tables(INIT_STARTED), None);
+    }
 
     #[test]
     fn memory_holds_the_written_words() {

@@ -29,6 +29,7 @@ use crate::{
     host::{
         expect, guest_init,
         job::{self, CpuSchedule, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH, TestEnding},
+        kernel_tables::KernelTables,
         program,
     },
     running_program::RunningProgram,
@@ -62,6 +63,7 @@ pub fn run_as_pid_1() -> bool {
     } else if let Ok(argv) = fs::read_to_string(guest_init::MARKER_PATH) {
         match argv.as_str() {
             "" => guest_init::check_guest(),
+            guest_init::KERNEL_TABLES => guest_init::report_tables(mount_all()),
             argv => run_guest_program(argv),
         }
     } else {
@@ -199,6 +201,9 @@ fn reserve_pools(job: &Job) -> Result<Option<TestEnding>, String> {
 }
 
 fn run_test(job: &Job) -> Result<TestEnding, String> {
+    if job.reports_kernel_tables {
+        return report_tables();
+    }
     let [program, arguments @ ..] = job.argv.as_slice() else {
         return Err("the job has no program: argv is empty".to_owned());
     };
@@ -232,6 +237,16 @@ fn run_test(job: &Job) -> Result<TestEnding, String> {
         return Err(error).context(|| format!("cannot read the output of {program}"));
     }
     test_ending(running.child(), elapsed, job).context(|| format!("cannot wait for {program}"))
+}
+
+/// Writes the page tables of this kernel to the results.
+fn report_tables() -> Result<TestEnding, String> {
+    let start = Instant::now();
+    let tables = KernelTables::read().context(|| "cannot read the page tables".to_owned())?;
+    let text = serde_json::to_string(&tables).context(|| "cannot write a report".to_owned())?;
+    fs::write(RESULTS_PATH, text).context(|| format!("cannot write {RESULTS_PATH}"))?;
+    let ns = Nanoseconds(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    Ok(TestEnding::Exited { code: 0, ns })
 }
 
 fn test_ending(child: &mut Child, elapsed: Duration, job: &Job) -> io::Result<TestEnding> {

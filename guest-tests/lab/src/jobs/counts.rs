@@ -17,10 +17,14 @@ use granule_types::{mark, phase::Phase, record::Record, units::Nanoseconds};
 pub struct SegmentLine {
     /// Mark that started the segment.
     pub mark: u8,
+    /// Name of the function whose call the segment is.
+    #[serde(default)]
+    pub span: Option<String>,
     /// Sums over all CPUs, by name.
     pub counts: BTreeMap<String, u64>,
-    /// Times measured by the plugin's clock.
-    pub time: VirtualTime,
+    /// Times measured by the plugin's clock, if it runs.
+    #[serde(default)]
+    pub time: Option<VirtualTime>,
 }
 
 /// Times of a segment. Other fields of the plugin's output are ignored.
@@ -73,6 +77,11 @@ pub enum CountError {
     )]
     NoProgram,
     #[error(
+        "the counts have {found} calls of the measured function that ended instead of {expected}: \
+         the machine did not boot to its end, or the function is not called by BL"
+    )]
+    NoSpan { found: usize, expected: usize },
+    #[error(
         "the counts do not match the results: marks are [{marks}], results are [{results}]; the \
          test may have been killed"
     )]
@@ -108,7 +117,7 @@ pub fn read_segments(text: &str) -> Result<Vec<SegmentLine>, CountError> {
 /// Checks that no runnable CPU waited more than `limit` turns in a phase.
 pub fn check_waits(segments: &[SegmentLine], limit: u64) -> Result<(), CountError> {
     let phases = segments.iter().filter(|segment| phase_of(segment.mark).is_some());
-    let wait = phases.map(|segment| segment.time.longest_wait).max().unwrap_or(0);
+    let wait = phases.filter_map(|segment| Some(segment.time?.longest_wait)).max().unwrap_or(0);
     if wait > limit {
         return Err(CountError::WaitTooLong { wait, limit });
     }
@@ -139,7 +148,7 @@ pub fn merge_counts(segments: &[SegmentLine], records: &mut [Record]) -> Result<
     }
     for ((_, segment), record) in marked.into_iter().zip(records) {
         record.counters.clone_from(&segment.counts);
-        record.elapsed_ns = Some(Nanoseconds(segment.time.elapsed.div_ceil(1000)));
+        record.elapsed_ns = segment.time.map(|time| Nanoseconds(time.elapsed.div_ceil(1000)));
     }
     Ok(())
 }
@@ -175,7 +184,8 @@ fn with_counts(mut record: Record, segments: &[SegmentLine]) -> Record {
         *record.counters.entry(name.clone()).or_default() += count;
     }
     let sum = |time: fn(&VirtualTime) -> u64| {
-        let picoseconds: u64 = segments.iter().map(|segment| time(&segment.time)).sum();
+        let picoseconds: u64 =
+            segments.iter().filter_map(|segment| Some(time(&segment.time?))).sum();
         Nanoseconds(picoseconds.div_ceil(1000))
     };
     record.ns = sum(|time| time.work);
@@ -259,8 +269,9 @@ mod tests {
     fn a_program_has_a_record_for_each_step_and_one_for_the_whole_run() {
         let segment = |mark: u8, civac: u64| SegmentLine {
             mark,
+            span: None,
             counts: [("DC CIVAC".to_owned(), civac)].into(),
-            time: VirtualTime { work: 2000, elapsed: 1000, longest_wait: 0 },
+            time: Some(VirtualTime { work: 2000, elapsed: 1000, longest_wait: 0 }),
         };
         let marks =
             [(0x60, 9), (0x70, 1), (0x78, 10), (0x60, 2), (0x79, 20), (0x78, 30), (0x60, 9)];

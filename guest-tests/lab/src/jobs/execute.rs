@@ -42,9 +42,12 @@ use crate::{
         outcome::{JobError, JobOutcome, find_oops, find_splat},
         outcome_file::{Failure, OutcomeFile},
     },
-    kernel::{Kernel, image::function_address},
+    kernel::{
+        Kernel,
+        image::{PAGING_FUNCTION, function_address},
+    },
     observing_emulator::find_observing_emulator,
-    options::{CheckOptions, CommonOptions, DEFAULT_QEMU, DefaultPrograms, Paths},
+    options::{CheckOptions, CommonOptions, DEFAULT_QEMU, DefaultPrograms, Paths, Rodata},
     shell::{self, FileHashes, Shell, sha256},
 };
 
@@ -122,14 +125,17 @@ impl Executor {
         let observed = self.check.as_ref().map(|_| ObservedKernel::open(kernel)).transpose()?;
         let socket = job.machine.hold.as_ref().map(|_| GdbSocket::new(shell.is_dry_run()));
         let socket = socket.transpose().map_err(HoldError::from)?;
-        let mut command = self.command(kernel, job, directory, observed.as_ref());
+        let span = match job.boot.map(|_| kernel.required_function(PAGING_FUNCTION)) {
+            Some(Err(_)) if shell.is_dry_run() => None,
+            address => address.transpose()?,
+        };
+        let mut command = self.command((kernel, job), directory, observed.as_ref(), span);
         if let Some(socket) = &socket {
             command = command.args(socket.emulator_arguments());
         }
         let (job_text, facts_text) = self.texts(kernel, job)?;
         let archive = directory.join(INITRAMFS_FILE);
-        let guest_text = job.program.as_ref().map(|run| serde_json::to_string(&run.argv));
-        let guest_text = guest_text.transpose().map_err(unserializable)?.unwrap_or_default();
+        let guest_text = guest_text(job)?;
         let contents = self.initramfs_contents(kernel, job, &job_text, &facts_text, &guest_text);
         if shell.is_dry_run() {
             initramfs::print_commands(shell, &contents, &directory.join("initramfs"), &archive)?;
@@ -243,18 +249,24 @@ impl Executor {
         Ok((job, serde_json::to_string(&facts).map_err(unserializable)?))
     }
 
+    /// Returns the command of the emulator. `span` is the address of the measured function.
     fn command(
         &self,
-        kernel: &Kernel,
-        job: &PlannedJob,
+        (kernel, job): (&Kernel, &PlannedJob),
         directory: &Path,
         observed: Option<&ObservedKernel>,
+        span: Option<u64>,
     ) -> Command {
         let machine = &job.machine;
         let mut plugin = machine.plugin_option(&self.plugin, &directory.join(COUNTS_FILE));
         plugin += &format!(",seed={}", job.job.seed);
-        if job.guest.is_some() && job.program.is_none() {
+        if job.boot.is_some() {
+            plugin += ",instructions=on,stores=on,barriers=on";
+        } else if job.guest.is_some() && job.program.is_none() {
             plugin += ",instructions=on";
+        }
+        if let Some(address) = span {
+            plugin += &format!(",span={PAGING_FUNCTION}:{address:x}");
         }
         for (name, address) in &kernel.functions {
             plugin += &format!(",at={name}:{address:x}");
@@ -315,6 +327,12 @@ impl Executor {
         let console = directory.join(CONSOLE_FILE);
         let bytes = fs::read(&console).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
+        if let Some(boot) = job.boot
+            && text.contains(&format!("Invalid option string for rodata: '{}'", boot.rodata))
+            && boot.rodata != Rodata::Full
+        {
+            return Err(JobError::UnknownRodata(boot.rodata));
+        }
         let splat_if_fatal = || find_splat(&text).filter(|_| self.fails_on_splat);
         if let Some((event, splat)) = find_oops(&text)
             .map(|splat| ("crashed", splat))
@@ -378,6 +396,15 @@ fn resolve_hold(kernel: &Kernel, job: &PlannedJob) -> Result<Option<ResolvedHold
     let map = kernel.system_map.as_deref().map(shell::read).transpose()?.unwrap_or_default();
     let map = String::from_utf8_lossy(&map);
     Ok(Some(hold.resolve(|name| function_address(&map, name))?))
+}
+
+/// Returns the content of the file that identifies the initramfs of a guest.
+fn guest_text(job: &PlannedJob) -> Result<String, CommandError> {
+    if job.guest.as_ref().is_some_and(|guest| guest.reports_kernel_tables) {
+        return Ok(guest_init::KERNEL_TABLES.to_owned());
+    }
+    let program = job.program.as_ref().map(|run| serde_json::to_string(&run.argv));
+    Ok(program.transpose().map_err(unserializable)?.unwrap_or_default())
 }
 
 fn unserializable(error: serde_json::Error) -> CommandError {

@@ -8,7 +8,13 @@ use std::path::{Path, PathBuf};
 
 use granule_types::units::Bytes;
 
-use crate::host::{expect::Exchange, guest_init};
+use crate::{
+    host::{expect::Exchange, guest_init},
+    options::Rodata,
+};
+
+/// Kernel command line of a guest with `granule` as PID 1.
+const COMMAND_LINE: &str = "console=ttyAMA0 quiet nokaslr norandmaps panic=-1";
 
 /// Guest and the parameters of its boot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +23,9 @@ pub struct LinuxGuest {
     pub files: Vec<(PathBuf, &'static str)>,
     pub default_memory: Bytes,
     /// Arguments of `granule run` that depend on the guest.
-    pub arguments: &'static [&'static str],
+    pub arguments: Vec<String>,
+    /// Indicates that PID 1 reports the page tables of its kernel instead of checking the guest.
+    pub reports_kernel_tables: bool,
     /// Script for the guest's console. The guest echoes input, so no line may contain the next
     /// expected text.
     pub script: Vec<Exchange>,
@@ -31,18 +39,19 @@ impl LinuxGuest {
     const DISK_PATH: &str = "/guest.disk";
 
     /// Returns a guest with the host's kernel and `granule` as PID 1.
-    pub const fn with_host_kernel() -> Self {
+    pub fn with_host_kernel() -> Self {
         Self {
             files: Vec::new(),
             default_memory: Bytes::mib(128),
-            arguments: &[
+            arguments: arguments(&[
                 "--serial",
                 "pl011",
                 "--cmdline",
-                "console=ttyAMA0 quiet nokaslr norandmaps panic=-1",
+                COMMAND_LINE,
                 "--init-text",
                 guest_init::INIT_STARTED,
-            ],
+            ]),
+            reports_kernel_tables: false,
             script: Vec::new(),
         }
     }
@@ -50,12 +59,17 @@ impl LinuxGuest {
     /// Returns a guest with the host's kernel and `granule` as PID 1, which runs a user's program.
     pub fn with_program() -> Self {
         Self {
-            arguments: &[
-                "--serial",
-                "pl011",
-                "--cmdline",
-                "console=ttyAMA0 quiet nokaslr norandmaps panic=-1",
-            ],
+            arguments: arguments(&["--serial", "pl011", "--cmdline", COMMAND_LINE]),
+            ..Self::with_host_kernel()
+        }
+    }
+
+    /// Returns a guest with the host's kernel and this `rodata`, whose page tables are reported.
+    pub fn with_kernel_tables(rodata: Rodata) -> Self {
+        let command_line = format!("{COMMAND_LINE} {}", rodata.parameters());
+        Self {
+            arguments: arguments(&["--serial", "pl011", "--cmdline", &command_line]),
+            reports_kernel_tables: true,
             ..Self::with_host_kernel()
         }
     }
@@ -70,12 +84,13 @@ impl LinuxGuest {
                 (directory.join("root.img"), Self::DISK_PATH),
             ],
             default_memory: Bytes::mib(256),
-            arguments: &[
+            arguments: arguments(&[
                 "--disk",
                 Self::DISK_PATH,
                 "--cmdline",
                 "console=ttyS0 root=/dev/vda rw nokaslr norandmaps panic=-1",
-            ],
+            ]),
+            reports_kernel_tables: false,
             script: vec![
                 Exchange::new("login: ", "root"),
                 Exchange::new("~# ", &format!("echo '{works},' vcpus $(nproc),")),
@@ -91,6 +106,10 @@ impl LinuxGuest {
         let files: u64 = self.files.iter().map(size).sum();
         Bytes((2 * files).next_multiple_of(1 << 30))
     }
+}
+
+fn arguments(words: &[&str]) -> Vec<String> {
+    words.iter().copied().map(str::to_owned).collect()
 }
 
 #[cfg(test)]

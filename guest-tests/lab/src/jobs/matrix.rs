@@ -2,63 +2,34 @@
 //! Plans the jobs of a run and the resources that each requires in the emulated host. Each job is
 //! one boot, so that no job depends on another's state.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
-use granule_types::{
-    backing::Backing,
-    units::{Bytes, Nanoseconds},
-};
+use granule_types::{backing::Backing, units::Bytes};
 
 use crate::{
-    host::{
-        emulator::EmulatedMachine,
-        job::{Job, KERNEL_TEST_PATH, RESULTS_PATH},
+    host::job::{KERNEL_TEST_PATH, RESULTS_PATH},
+    jobs::{
+        boot,
+        guest::LinuxGuest,
+        planned_job::{
+            Host, HugePagePools, host_memory, memory_and_pools, run_guest, sysfs_settings,
+        },
+        program_run::ProgramRun,
     },
-    jobs::{guest::LinuxGuest, program_run::ProgramRun},
     kernel::selftests::Invocation,
-    options::{GuestMatrix, HostOptions, Matrix, Options, ProgramMatrix, ProgramPlace, Workload},
+    options::{GuestMatrix, Matrix, Options, ProgramMatrix, ProgramPlace, Workload},
     values::PageSize,
 };
 
+pub use super::planned_job::{PlannedJob, machine};
+
 const GIB: u64 = 1 << 30;
-/// Virtual seconds after which a test is killed. They pass immediately while all CPUs are idle.
-const DEADLINE_SECONDS: u64 = 3600;
 /// CPUs of the emulated host of a selftest.
 const SELFTEST_CPUS: u32 = 4;
 /// Size of the hugetlb pool of a selftest, rounded up to a page.
 const SELFTEST_POOL: Bytes = Bytes::mib(128);
 /// Backing of which a selftest has one page, if the base page size has it: sea_to_user requires it.
 const GIGANTIC_PAGE: Backing = Backing::AnonymousHugetlb(Some(Bytes(GIB)));
-
-/// One boot and its job.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlannedJob {
-    /// Name of the job's directory.
-    pub name: String,
-    pub machine: EmulatedMachine,
-    /// Additional kernel parameters.
-    pub kernel_parameters: String,
-    pub job: Job,
-    /// Program of the kernel tree to add to the initramfs.
-    pub kernel_test: Option<PathBuf>,
-    /// Guest to add to the initramfs.
-    pub guest: Option<LinuxGuest>,
-    /// User's program to add to the initramfs of the host or of the guest.
-    pub program: Option<ProgramRun>,
-}
-
-/// Number of huge pages to reserve, by page size in bytes.
-type HugePagePools = BTreeMap<u64, u64>;
-
-/// Emulated host without CPUs and memory: its options and its base page size.
-#[derive(Debug, Clone, Copy)]
-pub struct Host<'a> {
-    pub options: &'a HostOptions,
-    pub page_size: PageSize,
-}
 
 /// Returns the jobs of a run on kernels of this page size. `tests` are the tests to run from the
 /// kernel tree.
@@ -84,62 +55,13 @@ pub fn jobs(options: &Options, page_size: PageSize, tests: &[Invocation]) -> Vec
             let unused = vec![Backing::Anonymous];
             matrix.load.combinations(unused, |_, cpus, seed| host_program(host, matrix, cpus, seed))
         }
+        Workload::Boot(matrix) => boot::jobs(host, matrix),
         Workload::PageTableTest(matrix) => {
             let program = tests.first();
             matrix.load.combinations(backings, |backing, vcpus, seed| {
                 page_table_test(host, matrix, program, backing, vcpus, seed)
             })
         }
-    }
-}
-
-impl PlannedJob {
-    /// Returns the name that jobs of similar duration share: all but the seed.
-    pub fn cost_class(&self) -> &str {
-        self.name.rsplit_once("-seed").map_or(&self.name, |(class, _)| class)
-    }
-
-    /// Returns a job without settings. `cpus` and `memory` apply unless `host` sets them.
-    fn new(
-        host: Host<'_>,
-        name: String,
-        (cpus, memory): (u32, Bytes),
-        argv: Vec<String>,
-        pools: HugePagePools,
-    ) -> Self {
-        Self {
-            name,
-            machine: machine(
-                host.options,
-                host.options.smp.unwrap_or(cpus),
-                host.options.host_memory.unwrap_or(memory),
-            ),
-            kernel_parameters: kernel_parameters(host, &pools),
-            job: Job {
-                argv,
-                pools,
-                settings: BTreeMap::new(),
-                seed: 0,
-                has_unmarked_program: true,
-                expect: Vec::new(),
-                deadline_seconds: DEADLINE_SECONDS,
-            },
-            kernel_test: None,
-            guest: None,
-            program: None,
-        }
-    }
-}
-
-/// Returns the emulated machine of `host` with these CPUs and this memory.
-pub fn machine(host: &HostOptions, cpus: u32, memory: Bytes) -> EmulatedMachine {
-    EmulatedMachine {
-        cpu: host.cpu.clone(),
-        cpus,
-        memory,
-        quantum: Nanoseconds(host.quantum),
-        costs: host.costs.clone(),
-        hold: host.hold.clone(),
     }
 }
 
@@ -236,34 +158,6 @@ fn guest_boot(
     run_guest(host, guest, (backing, memory, vcpus, seed), pools, &arguments)
 }
 
-/// Returns the job that boots a guest with `granule run`.
-fn run_guest(
-    host: Host<'_>,
-    guest: LinuxGuest,
-    (backing, memory, vcpus, seed): (Backing, Bytes, u32, u64),
-    pools: HugePagePools,
-    arguments: &[String],
-) -> PlannedJob {
-    // --no-reboot: the guest must not boot again after a panic.
-    let argv = ["/init", "run", "--no-reboot"]
-        .into_iter()
-        .chain(["--kernel", LinuxGuest::IMAGE_PATH, "--initrd", LinuxGuest::INITRD_PATH])
-        .chain(guest.arguments.iter().copied())
-        .map(str::to_owned)
-        .chain(["--memory".to_owned(), format!("{memory},backing={backing}")])
-        .chain(["--vcpus".to_owned(), vcpus.to_string()])
-        .chain(arguments.iter().cloned());
-    let name = format!("guest-{backing}-{memory}-{vcpus}v-seed{seed}");
-    let host_memory = Bytes(host_memory(memory, &pools).0 + guest.memory_of_files().0);
-    let machine = (vcpus.max(2), host_memory);
-    let mut planned = PlannedJob::new(host, name, machine, argv.collect(), pools);
-    planned.job.settings = sysfs_settings(backing, false);
-    planned.job.seed = seed;
-    planned.job.expect = guest.script.clone();
-    planned.guest = Some(guest);
-    planned
-}
-
 /// Returns the job that runs a selftest.
 fn selftest(host: Host<'_>, program: &Path, arguments: &[String]) -> PlannedJob {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -277,57 +171,12 @@ fn selftest(host: Host<'_>, program: &Path, arguments: &[String]) -> PlannedJob 
     planned
 }
 
-/// Returns the memory of a job, a multiple of the backing's pages, and its hugetlb pool.
-fn memory_and_pools(host: Host<'_>, backing: Backing, size: Bytes) -> (Bytes, HugePagePools) {
-    let page = host.page_size.of_backing(backing).0;
-    let memory = Bytes(size.0.next_multiple_of(page));
-    let is_hugetlb = matches!(backing, Backing::AnonymousHugetlb(_) | Backing::SharedHugetlb);
-    (memory, is_hugetlb.then_some((page, memory.0 / page)).into_iter().collect())
-}
-
-/// Returns the sysfs settings for a backing. Unless `zero_page`, disables the huge zero page: if a
-/// read maps it, the first write allocates small pages.
-fn sysfs_settings(backing: Backing, zero_page: bool) -> BTreeMap<String, String> {
-    match (backing, zero_page) {
-        (Backing::AnonymousThp, false) => {
-            let file = "/sys/kernel/mm/transparent_hugepage/use_zero_page";
-            [(file.to_owned(), "0".to_owned())].into()
-        }
-        _ => BTreeMap::new(),
-    }
-}
-
-/// Returns the host memory for a region and its pools: one additional gigabyte, and another one for
-/// pages of 512M and more, because the kernel uses memory at both ends.
-fn host_memory(region: Bytes, pools: &HugePagePools) -> Bytes {
-    let pooled: u64 = pools.iter().map(|(page, count)| page * count).sum();
-    let spare = if pools.keys().any(|page| *page >= GIB / 2) { 2 } else { 1 };
-    Bytes(region.0.max(pooled).next_multiple_of(GIB) + spare * GIB)
-}
-
-/// Returns the pools of gigantic pages. The page allocator has only pages up to a block, so larger
-/// ones are reserved at boot.
-fn gigantic(host: Host<'_>, pools: &HugePagePools) -> impl Iterator<Item = (Bytes, u64)> {
-    let pools = pools.iter().map(|(page, count)| (Bytes(*page), *count));
-    pools.filter(move |(page, _)| *page > host.page_size.huge_page())
-}
-
-/// Returns the kernel parameters that reserve gigantic pages.
-fn kernel_parameters(host: Host<'_>, pools: &HugePagePools) -> String {
-    let default = host.page_size.huge_page();
-    gigantic(host, pools)
-        .map(|(page, count)| {
-            format!("default_hugepagesz={default} hugepagesz={page} hugepages={count}")
-        })
-        .collect()
-}
-
 #[cfg(test)]
 pub mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::options::{CommonOptions, ReportOptions};
+    use crate::options::{BootMatrix, CommonOptions, ReportOptions};
 
     /// Returns the options of a command line: `lab OPTIONS`, `guest OPTIONS`.
     pub fn options(line: &str) -> Options {
@@ -343,6 +192,13 @@ pub mod tests {
             matrix: Matrix,
         }
         #[derive(Debug, Parser)]
+        struct BootArgs {
+            #[command(flatten)]
+            common: CommonOptions,
+            #[command(flatten)]
+            matrix: BootMatrix,
+        }
+        #[derive(Debug, Parser)]
         struct GuestArgs {
             #[command(flatten)]
             common: CommonOptions,
@@ -353,6 +209,10 @@ pub mod tests {
         if line.starts_with("guest") {
             let GuestArgs { common, matrix } = GuestArgs::try_parse_from(words)?;
             return Ok(Options::guest(common, matrix));
+        }
+        if line.starts_with("boot") {
+            let BootArgs { common, matrix } = BootArgs::try_parse_from(words)?;
+            return Ok(Options::boot(common, matrix).unwrap());
         }
         let TestArgs { common, matrix } = TestArgs::try_parse_from(words)?;
         Ok(Options::page_table_test(common, matrix, ReportOptions::default()))

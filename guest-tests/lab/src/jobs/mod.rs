@@ -2,6 +2,7 @@
 //! Runs the jobs of a matrix: one boot for each job on each kernel. Several emulators run in
 //! parallel; jobs share no state, so the number of emulators does not affect results.
 
+pub mod boot;
 pub mod counts;
 pub mod execute;
 pub mod guest;
@@ -9,6 +10,7 @@ pub mod matrix;
 mod observed_kernel;
 pub mod outcome;
 pub mod outcome_file;
+pub mod planned_job;
 pub mod program_run;
 pub mod run_directory;
 

@@ -30,6 +30,7 @@ use crate::{
         matrix::PlannedJob,
         program_run::ProgramRun,
     },
+    options::Rodata,
 };
 
 #[derive(Debug, Error)]
@@ -39,6 +40,8 @@ pub enum JobError {
     /// Crash of the host kernel, or splat of a checker of the debug kernel.
     #[error("the host kernel {event}; console: {console}\n{splat}")]
     Splat { event: &'static str, console: PathBuf, splat: String },
+    #[error("the kernel has no rodata={0}: set another --rodata")]
+    UnknownRodata(Rodata),
     #[error("the host ended without a report of PID 1; console: {console}\n{tail}")]
     NoReport { console: PathBuf, tail: String },
     #[error("cannot read the report of PID 1; console: {console}")]

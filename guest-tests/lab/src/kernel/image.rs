@@ -21,6 +21,9 @@ const MAGIC_OFFSET: usize = 0x38;
 /// Offset of the flags of an arm64 image.
 const FLAGS_OFFSET: usize = 0x18;
 
+/// Function in which a kernel builds its page tables.
+pub const PAGING_FUNCTION: &str = "paging_init";
+
 #[derive(Debug, Clone, Default)]
 pub struct Kernel {
     /// Name in the run directory: `base`, or the series.
@@ -89,6 +92,26 @@ impl Kernel {
             uncounted: uncounted(&functions),
             functions,
             ..Self::default()
+        })
+    }
+
+    /// Returns the address of a function that a run requires.
+    ///
+    /// # Errors
+    /// No `System.map` is beside the image, or it lacks the function.
+    pub fn required_function(&self, name: &str) -> Result<u64, CommandError> {
+        let missing = |reason: String| io::Error::new(io::ErrorKind::NotFound, reason);
+        let Some(path) = &self.system_map else {
+            let reason = format!(
+                "it has no System.map, which has the address of {name}: copy the one of its build \
+                 beside it"
+            );
+            return Err(CommandError::file("measure", &self.image, missing(reason)));
+        };
+        let map = shell::read(path)?;
+        function_address(&String::from_utf8_lossy(&map), name).ok_or_else(|| {
+            let reason = format!("it lacks {name}, which the run measures");
+            CommandError::file("use", path, missing(reason))
         })
     }
 

@@ -31,6 +31,7 @@ use std::{
 
 use self::{
     build::KernelBuilder,
+    image::PAGING_FUNCTION,
     planned::PlannedKernel,
     recipe::RecipeBook,
     selftests::{Invocation, PAGE_TABLE_TEST, SelftestSuite},
@@ -100,7 +101,7 @@ impl<'a> Preparation<'a> {
         let has_tests = match &options.workload {
             Workload::PageTableTest(matrix) => matrix.test == TestProgram::KernelPageTableTest,
             Workload::Selftests(_) => true,
-            Workload::Guest(_) | Workload::Program(_) => false,
+            Workload::Guest(_) | Workload::Program(_) | Workload::Boot(_) => false,
         };
         let uses_cache = kernels.images.is_empty() || has_tests;
         let lock = if uses_cache { lock_cache(shell, &paths.cache)? } else { None };
@@ -114,6 +115,11 @@ impl<'a> Preparation<'a> {
             Origin::Recipes(recipes)
         } else {
             let images = open_images(&kernels.images)?;
+            if matches!(options.workload, Workload::Boot(_)) {
+                images
+                    .iter()
+                    .try_for_each(|image| image.required_function(PAGING_FUNCTION).map(drop))?;
+            }
             for remark in images.iter().filter_map(Kernel::remark) {
                 progress.print_note(&remark);
             }
@@ -235,7 +241,7 @@ fn build_tests(
                 .map_or_else(|_| matrix.mode.id, |file| guest_mode_number(&file, matrix.mode.id));
             Ok(vec![(program, vec!["-m".to_owned(), mode.to_string()])])
         }
-        Workload::Guest(_) | Workload::Program(_) => Ok(Vec::new()),
+        Workload::Guest(_) | Workload::Program(_) | Workload::Boot(_) => Ok(Vec::new()),
     }
 }
 

@@ -27,7 +27,7 @@ pub struct HostOptions {
     #[arg(long, value_name = "NANOSECONDS", default_value_t = 100,
           value_parser = value_parser!(u64).range(20..=1_000_000))]
     pub(crate) quantum: u64,
-    /// Costs of instructions in elapsed time: neoverse-n1, kunpeng920 or a TOML file
+    /// Costs of instructions in elapsed time: neoverse-n1, kunpeng920, altra-vm or a TOML file
     /// [default: one nanosecond each]
     #[arg(long, value_name = "TABLE")]
     pub(crate) costs: Option<CostTable>,

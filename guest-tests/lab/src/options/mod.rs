@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Options of `granule lab`: kernels, jobs on each kernel, the emulated host, output.
 
+mod boot;
 mod check;
 mod execution;
 mod host;
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::LabError;
 
 pub use self::{
+    boot::{BootMatrix, Rodata},
     check::{CheckArgs, CheckFormat, CheckOptions, FindingsOptions},
     execution::{ExecutionOptions, ExecutorKind},
     host::HostOptions,

@@ -11,7 +11,7 @@ use granule_types::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::cpu_count_parser;
+use super::{BootMatrix, cpu_count_parser};
 use crate::{
     LabError,
     host::program::{Program, check_static_arm64},
@@ -30,6 +30,8 @@ pub enum Workload {
     Selftests(SelftestOptions),
     /// A user's program.
     Program(ProgramMatrix),
+    /// Boots of the kernel itself, whose page tables are measured.
+    Boot(BootMatrix),
 }
 
 impl Workload {
@@ -47,6 +49,7 @@ impl Workload {
             }
             Self::Program(matrix) => matrix.load.check(page_size),
             Self::Guest(matrix) => matrix.load.check(page_size),
+            Self::Boot(matrix) => matrix.check(page_size),
             Self::Selftests(_) => Ok(()),
         }
     }
@@ -255,14 +258,7 @@ impl Load {
 
     /// Refuses a backing that a host with this page size lacks.
     fn check(&self, page_size: PageSize) -> Result<(), LabError> {
-        let Some(missing) = self.backing.iter().find(|backing| !page_size.has(**backing)) else {
-            return Ok(());
-        };
-        Err(LabError::Unusable(format!(
-            "a host with base pages of {} has no pages for -s {missing}; expected one of: {}",
-            page_size.base(),
-            page_size.backing_names()
-        )))
+        self.backing.iter().try_for_each(|backing| page_size.check(*backing, "-s"))
     }
 
     /// Returns a value for each combination of backing, vCPU count and seed, in this order.

@@ -5,7 +5,9 @@ mod boot_figures;
 pub mod check_report;
 pub mod comparison;
 pub mod guest_boot_report;
+pub mod kernel_table_report;
 pub mod selftest_report;
+mod table_figures;
 
 use std::io::{self, Write};
 
@@ -77,6 +79,11 @@ pub fn publish_results(
         Workload::Guest(_) => {
             progress.finish();
             guest_boot_report::report(run_directory, run, results)
+        }
+        Workload::Boot(matrix) => {
+            progress.finish();
+            let costs = options.common.host.costs.as_ref();
+            kernel_table_report::report(run_directory, run, results, (matrix, costs))
         }
         Workload::PageTableTest(_) | Workload::Program(_) => {
             let failed = run_directory.write_records(kernels, jobs, results, progress)?;

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Jobs of `granule lab boot`: one boot of a kernel with one size of memory and one value of
+//! `rodata`, in the host or in a guest.
+
+use granule_types::{backing::Backing, units::Bytes};
+
+use crate::{
+    jobs::{
+        guest::LinuxGuest,
+        planned_job::{Host, HugePagePools, MeasuredBoot, PlannedJob, memory_and_pools, run_guest},
+    },
+    options::{BootMatrix, Rodata},
+};
+
+/// Returns a job for each size of memory and each value of `rodata`.
+pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
+    let mut jobs = Vec::new();
+    for &rodata in &matrix.rodata {
+        for &memory in &matrix.memory {
+            let mut job = match matrix.guest {
+                None => boot(host, memory, rodata),
+                Some(backing) => guest_boot(host, backing, memory, rodata),
+            };
+            // One CPU has no turns, and a boot no time.
+            job.machine.quantum = job.machine.quantum.filter(|_| job.machine.cpus > 1);
+            job.kernel_parameters = format!("{} {}", rodata.parameters(), job.kernel_parameters);
+            job.boot = Some(MeasuredBoot { memory, rodata, guest: matrix.guest });
+            jobs.push(job);
+        }
+    }
+    jobs
+}
+
+fn boot(host: Host<'_>, memory: Bytes, rodata: Rodata) -> PlannedJob {
+    let name = format!("boot-{memory}-rodata-{rodata}");
+    let mut planned = PlannedJob::new(host, name, (1, memory), Vec::new(), HugePagePools::new());
+    planned.machine.is_sparse = true;
+    planned.job.reports_kernel_tables = true;
+    planned.job.has_unmarked_program = false;
+    planned
+}
+
+/// Returns the job that boots a guest on a host with one CPU, so that no other CPU adds to the
+/// counts.
+fn guest_boot(host: Host<'_>, backing: Backing, memory: Bytes, rodata: Rodata) -> PlannedJob {
+    let guest = LinuxGuest::with_kernel_tables(rodata);
+    let (memory, pools) = memory_and_pools(host, backing, memory);
+    let mut planned = run_guest(host, guest, (backing, memory, 1, 0), pools, &[]);
+    planned.name = format!("guest-{backing}-{memory}-rodata-{rodata}");
+    if host.options.smp.is_none() {
+        planned.machine.cpus = 1;
+    }
+    planned.job.has_unmarked_program = false;
+    planned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        jobs::matrix::{self, tests::options},
+        values::PageSize,
+    };
+
+    #[test]
+    fn each_size_and_value_is_one_boot_on_one_cpu_without_a_clock() {
+        let options = options("boot --memory 4G,256G --rodata full,on");
+
+        let jobs = matrix::jobs(&options, PageSize::Kib4, &[]);
+
+        let names: Vec<_> = jobs.iter().map(|job| job.name.as_str()).collect();
+        let expected = [
+            "boot-4G-rodata-full",
+            "boot-256G-rodata-full",
+            "boot-4G-rodata-on",
+            "boot-256G-rodata-on",
+        ];
+        assert_eq!(names, expected);
+        let last = &jobs[3];
+        assert_eq!((last.machine.cpus, last.machine.memory), (1, Bytes::gib(256)));
+        assert_eq!(last.machine.quantum, None);
+        assert!(last.machine.process_memory() < Bytes::gib(16));
+        assert!(last.kernel_parameters.contains("rodata=on"));
+        assert!(last.job.reports_kernel_tables && last.guest.is_none());
+    }
+
+    #[test]
+    fn a_guest_has_the_memory_and_the_host_one_cpu() {
+        let options = options("boot --memory 1G --guest 2m");
+
+        let job = matrix::jobs(&options, PageSize::Kib4, &[]).remove(0);
+
+        assert_eq!(job.name, "guest-anonymous_hugetlb_2mb-1G-rodata-full");
+        assert_eq!(job.machine.cpus, 1);
+        assert_eq!(job.job.pools, [(2 << 20, 512)].into());
+        assert!(
+            job.job
+                .argv
+                .iter()
+                .any(|word| word.contains("nokaslr") && word.contains("rodata=full"))
+        );
+        assert!(!job.job.reports_kernel_tables);
+    }
+}

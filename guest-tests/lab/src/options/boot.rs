@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Options of `granule lab boot`.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use granule_types::{
+    backing::Backing,
+    units::{Bytes, parse_nonzero_size},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{CommonOptions, Options, ReportOptions, Workload};
+use crate::{LabError, values::PageSize};
+
+/// Configuration fragment of the measured kernels, with the dump of their tables.
+const FRAGMENT: &str = "config/kernel-tables.config";
+
+/// Boots of each kernel, whose own page tables are measured.
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Workload")]
+pub struct BootMatrix {
+    /// Memory of the machine, or with --guest of the guest; separate sizes by commas
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4G,16G",
+          value_parser = parse_nonzero_size)]
+    pub(crate) memory: Vec<Bytes>,
+    /// Kernel parameter rodata; separate values by commas
+    #[arg(long, value_enum, value_name = "VALUE", value_delimiter = ',', default_value = "full")]
+    pub(crate) rodata: Vec<Rodata>,
+    /// Measure the same kernel in a guest with one vCPU, which `granule run` boots on this backing
+    #[arg(long, value_name = "BACKING")]
+    pub(crate) guest: Option<Backing>,
+    /// Accept that the kernels map the linear map differently
+    #[arg(long)]
+    pub(crate) accept_dump_change: bool,
+}
+
+/// Value of the kernel parameter `rodata`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rodata {
+    /// Read-only also in the linear map, which is mapped by pages: 'full', and 'on' from Linux 7 on
+    Full,
+    /// 'on': up to Linux 6.12 with blocks in the linear map
+    On,
+    /// 'off'
+    Off,
+    /// 'noalias': with blocks in the linear map; from Linux 7 on
+    Noalias,
+}
+
+impl Rodata {
+    /// Returns the kernel parameters.
+    pub(crate) const fn parameters(self) -> &'static str {
+        match self {
+            // Linux 7 names it 'on' and ignores 'full'; the last known value takes effect.
+            Self::Full => "rodata=on rodata=full",
+            Self::On => "rodata=on",
+            Self::Off => "rodata=off",
+            Self::Noalias => "rodata=noalias",
+        }
+    }
+}
+
+impl fmt::Display for Rodata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "full",
+            Self::On => "on",
+            Self::Off => "off",
+            Self::Noalias => "noalias",
+        })
+    }
+}
+
+impl BootMatrix {
+    /// Refuses a backing that a host with this page size lacks.
+    pub(super) fn check(&self, page_size: PageSize) -> Result<(), LabError> {
+        self.guest.map_or(Ok(()), |backing| page_size.check(backing, "--guest"))
+    }
+}
+
+impl Options {
+    /// Returns boots of each kernel, whose own page tables are measured.
+    ///
+    /// # Errors
+    /// An option has no effect, or no repository is found.
+    pub fn boot(mut common: CommonOptions, matrix: BootMatrix) -> Result<Self, LabError> {
+        if matrix.guest.is_none() && common.host.host_memory.is_some() {
+            return Err(LabError::Unusable(
+                "--host-memory is the memory of the host of --guest: set --memory instead".into(),
+            ));
+        }
+        let fragment = common.kernels.origin.locations.linux()?.join(FRAGMENT);
+        // Fragments of the user take precedence.
+        common.kernels.build.fragments.insert(0, fragment);
+        let workload = Workload::Boot(matrix);
+        Ok(Self { common, workload, report: ReportOptions::default(), check: None })
+    }
+}
