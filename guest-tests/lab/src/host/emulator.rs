@@ -3,8 +3,9 @@
 //!
 //! * `-icount shift=0,sleep=off`: virtual time advances by one nanosecond an instruction, all CPUs
 //!   run in turn in one thread, and idle time takes no real time. Equal inputs produce equal runs.
-//! * `dtb-randomness=off` and `-rtc clock=vm` hide the entropy and the clock of the real machine;
-//!   `nokaslr norandmaps` disable the kernel's randomisation, so functions have fixed addresses.
+//! * `dtb-randomness=off`, `-seed` and `-rtc clock=vm` hide the entropy and the clock of the real
+//!   machine, also from `RNDR` of `-cpu max`; `nokaslr norandmaps` disable the kernel's
+//!   randomisation, so functions have fixed addresses.
 //! * The plugin ends each CPU's turn after a quantum of virtual time and measures elapsed time.
 //!   Without a quantum, a turn ends at the next timer, and QEMU before 8.1 assigns an empty turn to
 //!   the next CPU. If that CPU holds a contended spinlock, the machine hangs.
@@ -81,6 +82,7 @@ impl EmulatedMachine {
             .args(["-smp", &cpus.to_string()])
             .args(["-m", &(memory.0 >> 20).to_string()])
             .args(["-icount", "shift=0,sleep=off"])
+            .args(["-seed", "0"])
             .args(["-rtc", "clock=vm,base=2000-01-01"])
             .args(["-nic", "none", "-display", "none", "-monitor", "none"])
             .arg("-no-reboot")
