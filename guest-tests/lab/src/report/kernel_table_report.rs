@@ -373,6 +373,6 @@ mod tests {
     #[test]
     #[ignore = "requires Chromium; scripts/test runs it if that is installed"]
     fn in_chromium_the_kernel_table_report_is_legible() {
-        check_page(&report_with("other", "boot").html, 4);
+        check_page(&report_with("other", "boot").html, 3);
     }
 }
