@@ -269,7 +269,8 @@ impl Plan {
         if !differences.is_empty() {
             return Err(LabError::Unusable(format!(
                 "--resume: these options differ from those of the run in {}: {}; set only --out, \
-                 --resume and --deadline, or start another run in another directory",
+                 --resume and --deadline of granule lab without a subcommand, or start another run \
+                 in another directory",
                 directory.display(),
                 differences.join(", ")
             )));
