@@ -21,7 +21,7 @@ pub struct KernelTables {
     pub mem_total: Bytes,
     /// `MemFree`.
     pub mem_free: Bytes,
-    /// `PageTables`: up to Linux 6.16 those of processes, then also those of the kernel.
+    /// `PageTables`, which does not include the tables of the linear map.
     pub page_tables: Bytes,
     /// SHA-256 of `dump`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
