@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::shell::sha256;
 
 const DUMP_PATH: &str = "/sys/kernel/debug/kernel_page_tables";
-/// Lines of the dump around the linear map.
-const LINEAR_START: &str = "---[ Linear Mapping start ]---";
+/// Line of the dump behind the linear map, with which the kernel's addresses begin.
 const LINEAR_END: &str = "---[ Linear Mapping end ]---";
 
 /// Memory of a kernel, and its dump of the linear map.
@@ -61,17 +60,17 @@ impl KernelTables {
             mem_total: bytes("MemTotal")?,
             mem_free: bytes("MemFree")?,
             page_tables: bytes("PageTables")?,
-            dump_sha256: dump.map(|dump| sha256(dump.as_bytes())),
-            dump: dump.map(str::to_owned),
+            dump_sha256: dump.as_ref().map(|dump| sha256(dump.as_bytes())),
+            dump,
         })
     }
 }
 
-/// Returns the lines of the linear map in a dump.
-fn linear_map(dump: &str) -> Option<&str> {
-    let (_, from) = dump.split_once(LINEAR_START)?;
-    let (linear, _) = from.split_once(LINEAR_END)?;
-    Some(linear.trim_start_matches('\n'))
+/// Returns the lines of the linear map in a dump: ranges of addresses above those of processes.
+fn linear_map(dump: &str) -> Option<String> {
+    let (linear, _) = dump.split_once(LINEAR_END)?;
+    let lines = linear.lines().filter(|line| line.starts_with("0xf"));
+    Some(lines.map(|line| format!("{line}\n")).collect())
 }
 
 #[cfg(test)]
@@ -84,8 +83,11 @@ mod tests {
 
     #[test]
     fn only_the_linear_part_of_the_dump_is_reported() {
-        let dump =
-            format!("{LINEAR_START}\n{LINE}{LINEAR_END}\n---[ Modules start ]---\n{LINE}{LINE}");
+        // Linux 5.10 has the first line, newer versions the second one.
+        let dump = format!(
+            "0x0000000000000000-0xffff000000000000    16776960T PGD\n\
+             ---[ Linear Mapping start ]---\n{LINE}{LINEAR_END}\n---[ BPF start ]---\n{LINE}{LINE}"
+        );
 
         let tables = KernelTables::parse(MEMINFO, Some(&dump)).unwrap();
 
@@ -101,6 +103,6 @@ mod tests {
         assert_eq!((without.dump, without.dump_sha256), (None, None));
 
         assert_eq!(KernelTables::parse("MemTotal: 1 kB\n", None), None);
-        assert_eq!(KernelTables::parse(MEMINFO, Some(LINEAR_START)), None);
+        assert_eq!(KernelTables::parse(MEMINFO, Some(LINE)), None);
     }
 }
