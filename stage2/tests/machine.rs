@@ -321,6 +321,54 @@ fn unmapped_memory_without_maintenance_is_found_where_it_was_unmapped() {
     assert_eq!((unclean.cpu, unclean.stack.as_slice()), (0, &[0xffff_8000_1005_3174][..]));
 }
 
+/// Returns the innermost address of each finding of a rule.
+fn innermost(trace: &str, rule: Rule) -> Vec<Option<u64>> {
+    let trace = format!("0 stack 2 ffff800010060000\n0 stack 3 ffff800010070000{trace}");
+    let observer = observe(&trace, LockType::Spinlock);
+    let found = observer.findings().into_iter().filter(|finding| finding.rule == rule);
+    found.map(|finding| finding.stack.first().copied()).collect()
+}
+
+/// A CMO and its barrier, which are correct, in stack 2.
+const UNRELATED: &str = "0 dc civac 7fff0000 1000 @2\n0 dsb sy\n";
+
+#[test]
+fn a_violation_at_an_event_without_a_stack_is_where_its_cause_is() {
+    let block = "0 store 41184000 0 40000041a007fd plain @1\n";
+    let unlock = "0 word 50000000 1 0\n0 enter 2";
+    let switch = "0 vttbr 2000041180000 @3\n0 isb\n";
+    let enter = format!("0 vttbr 1000041180000 @3\n0 hcr 480000000\n0 isb\n{UNRELATED}");
+    let (store, other) = (0xffff_8000_1005_3174, 0xffff_8000_1007_0000);
+    for (removed, step, before, rule, place) in [
+        ("0 tlbi vmalls12e1is 0\n", UNRELATED, "0 leave 2 0\n", Rule::ReductionNotComplete, store),
+        (block, UNRELATED, unlock, Rule::CombinedNotInvalidated, store),
+        (block, "0 dc civac 41a00000 1000 @3\n", unlock, Rule::UnfinishedCmo, other),
+        (block, &enter, unlock, Rule::VmidNotRestored, other),
+        (
+            "0 write 41a00000\n",
+            &format!("0 hcr 80000001\n0 hcr 80000000\n{switch}{UNRELATED}0 hcr 80000001\n"),
+            "0 word",
+            Rule::VmidNotCurrent,
+            other,
+        ),
+    ] {
+        // The removal of the table is not complete at the unlock.
+        let trace = TRACE.replacen("0 tlbi vmalle1is 0 @1\n0 dsb ish\n", "", 1);
+        let trace = trace.replacen(removed, "", 1).replacen(before, &[step, before].concat(), 1);
+
+        assert_eq!(innermost(&trace, rule), [Some(place)], "{rule}");
+    }
+}
+
+#[test]
+fn a_violation_without_a_known_cause_has_no_stack() {
+    let clean = "0 dc civac 41a00000 200000 @1\n0 dsb sy\n";
+    let store = "0 store 41184000 0 40000041a007fd plain";
+    let trace = TRACE.replacen(clean, UNRELATED, 1).replace(&[store, " @1"].concat(), store);
+
+    assert_eq!(innermost(&trace, Rule::UncleanReachable), [None]);
+}
+
 #[test]
 fn tables_of_the_host_and_of_nested_guests_are_counted_and_not_checked() {
     let host = SHARED.replace("vttbr 1000041180000", "vttbr 41180000");

@@ -12,6 +12,7 @@ use core::ops::{Add, Range, Sub};
 
 use rangemap::RangeSet;
 
+use super::event::Cause;
 use crate::address::PhysAddr;
 
 /// A set of addresses of one address space, stored as ranges.
@@ -92,8 +93,8 @@ pub(super) struct CacheModel {
     executable_ranges: AddressSet<PhysAddr>,
     /// Effects of the CMOs that each CPU has issued and no DSB has completed.
     pending_clears: Vec<Vec<(ClearedSet, PhysAddr, u64)>>,
-    /// Flags of the CPUs with a CMO, even one without effect, that no DSB has completed.
-    has_pending_cmo: Vec<bool>,
+    /// The last CMO of each CPU, even one without effect, that no DSB has completed.
+    pending_cmos: Vec<Option<Cause>>,
 }
 
 fn ranges_outside_hole(
@@ -112,7 +113,7 @@ impl CacheModel {
     pub(super) fn new(cpus: usize) -> Self {
         Self {
             pending_clears: vec![Vec::new(); cpus],
-            has_pending_cmo: vec![false; cpus],
+            pending_cmos: vec![None; cpus],
             ..Self::default()
         }
     }
@@ -145,8 +146,9 @@ impl CacheModel {
     }
 
     /// Issues a clean to the PoC, which leaves lines in the caches.
-    pub(super) fn clean(&mut self, cpu: usize, phys: PhysAddr, size: u64) {
-        self.has_pending_cmo[cpu] = true;
+    pub(super) fn clean(&mut self, cause: Cause, phys: PhysAddr, size: u64) {
+        let cpu = usize::from(cause.cpu);
+        self.pending_cmos[cpu] = Some(cause);
         self.pending_clears[cpu].push((ClearedSet::Dirty, phys, size));
     }
 
@@ -154,12 +156,13 @@ impl CacheModel {
     /// reusable by the host only if no CPU can access the memory through the table any more.
     pub(super) fn clean_invalidate(
         &mut self,
-        cpu: usize,
+        cause: Cause,
         phys: PhysAddr,
         size: u64,
         is_reachable: impl Fn(PhysAddr, u64) -> bool,
     ) -> bool {
-        self.clean(cpu, phys, size);
+        self.clean(cause, phys, size);
+        let cpu = usize::from(cause.cpu);
         let mut effect = self.first_dirty_address(phys, size).is_some();
         for (at, len) in self.exposed_ranges.overlaps(phys, size) {
             let unmapped = self.mapped_ranges.gaps(at, len).into_iter();
@@ -175,10 +178,11 @@ impl CacheModel {
     /// effect. Dirty bytes remain stale: later fetches do not read the host's data.
     pub(super) fn invalidate_icache(
         &mut self,
-        cpu: usize,
+        cause: Cause,
         range: Option<(PhysAddr, u64)>,
         is_coherent: bool,
     ) -> bool {
+        let cpu = usize::from(cause.cpu);
         let (phys, size) = range.unwrap_or((PhysAddr(0), 1 << 52));
         let mut effect = false;
         for (at, len) in self.stale_ranges.overlaps(phys, size) {
@@ -187,14 +191,16 @@ impl CacheModel {
             let pending = clean.into_iter().map(|(at, len)| (ClearedSet::Stale, at, len));
             self.pending_clears[cpu].extend(pending);
         }
-        self.has_pending_cmo[cpu] |= effect;
+        if effect {
+            self.pending_cmos[cpu] = Some(cause);
+        }
         effect
     }
 
     /// Completes the CMOs of a CPU at its DSB; returns whether they had an effect.
     pub(super) fn complete(&mut self, cpu: usize) -> bool {
         let mut effect = false;
-        self.has_pending_cmo[cpu] = false;
+        self.pending_cmos[cpu] = None;
         for (clears, at, size) in core::mem::take(&mut self.pending_clears[cpu]) {
             let set = match clears {
                 ClearedSet::Dirty => &mut self.dirty_ranges,
@@ -245,8 +251,8 @@ impl CacheModel {
         exposed
     }
 
-    pub(super) fn has_pending_cmo(&self, cpu: usize) -> bool {
-        self.has_pending_cmo[cpu]
+    pub(super) fn pending_cmo(&self, cpu: usize) -> Option<Cause> {
+        self.pending_cmos[cpu]
     }
 
     pub(super) fn first_dirty_address(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {

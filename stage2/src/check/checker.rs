@@ -12,7 +12,7 @@ use core::fmt;
 
 use super::{
     cache_model::{AddressSet, CacheModel},
-    event::{Action, Event, Setup},
+    event::{Action, Cause, Event, Setup},
     rule::Rule,
     stale_entry::Effect,
     table_model::TableModel,
@@ -35,11 +35,13 @@ pub struct Violation {
     pub cpu: u8,
     /// The addresses and values of the violation.
     pub detail: String,
+    /// The earlier event that caused the violation, if it is known.
+    pub cause: Option<Cause>,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rule, event, cpu, detail } = self;
+        let Self { rule, event, cpu, detail, .. } = self;
         let source = rule.source();
         write!(f, "event {event}, CPU {cpu}: {rule} ({source}): {detail}")
     }
@@ -53,6 +55,8 @@ pub(super) struct CpuModel {
     pub(super) vmid: Vmid,
     /// Flag set from a VMID switch until the next ISB.
     pub(super) needs_isb: bool,
+    /// The last VMID switch.
+    pub(super) switched_by: Option<Cause>,
     pub(super) lock: Option<HeldLock>,
     /// Depth of nested shared walks, and the event that began the outermost.
     walk_depth: u32,
@@ -101,7 +105,7 @@ pub struct Checker {
     pub(super) invalidation_sequence: u64,
     pub(super) event_index: u64,
     pub(super) effect: Effect,
-    event_cpu: u8,
+    current: Cause,
     pub(super) violations: Vec<Violation>,
     violated_rules: BTreeSet<Rule>,
     /// Indicates that an operation may end before its restrictions have reached all TLBs, until
@@ -128,7 +132,7 @@ impl Checker {
             invalidation_sequence: 0,
             event_index: 0,
             effect: Effect::default(),
-            event_cpu: 0,
+            current: Cause { cpu: 0, stack: None },
             violations: Vec::new(),
             violated_rules: BTreeSet::new(),
             defers_restrictions: false,
@@ -157,14 +161,35 @@ impl Checker {
         self.effect
     }
 
+    /// Sets the CPU and the call stack of the event that is about to be checked.
+    pub(super) const fn begin_event(&mut self, event: Cause) {
+        self.current = event;
+    }
+
+    /// Returns the current event as the cause of violations at later ones.
+    pub(super) const fn current(&self) -> Cause {
+        self.current
+    }
+
     pub(super) fn report(&mut self, rule: Rule, detail: impl Into<String>) {
+        self.report_caused(rule, detail, None);
+    }
+
+    /// Reports a violation that an earlier event caused.
+    pub(super) fn report_caused(
+        &mut self,
+        rule: Rule,
+        detail: impl Into<String>,
+        cause: Option<Cause>,
+    ) {
         self.violated_rules.insert(rule);
         if self.violations.len() < MAX_VIOLATIONS {
             self.violations.push(Violation {
                 rule,
                 event: self.event_index,
-                cpu: self.event_cpu,
+                cpu: self.current.cpu,
                 detail: detail.into(),
+                cause,
             });
         }
     }
@@ -172,7 +197,7 @@ impl Checker {
     /// Checks the next event.
     pub fn check(&mut self, event: &Event) {
         let cpu = usize::from(event.cpu);
-        self.event_cpu = event.cpu;
+        self.current.cpu = event.cpu;
         self.effect = Effect::default();
         if cpu < self.cpus.len() {
             self.dispatch(cpu, event.action);
@@ -191,10 +216,11 @@ impl Checker {
             }
             Action::Tlbi(kind) => self.invalidate(cpu, kind, false),
             Action::SwitchVmid(vmid) => self.switch_vmid(cpu, vmid),
-            Action::CleanInvalidate { phys, size } => self.clean_invalidate(cpu, phys, size),
+            Action::CleanInvalidate { phys, size } => self.clean_invalidate(phys, size),
             Action::InvalidateICache(range) => {
                 let is_coherent = self.setup.features.fwb;
-                self.effect.exists = self.caches.invalidate_icache(cpu, range, is_coherent);
+                let cause = self.current;
+                self.effect.exists = self.caches.invalidate_icache(cause, range, is_coherent);
             }
             Action::Allocate(table) => self.allocate(cpu, table),
             Action::Free(table) => self.free(table),

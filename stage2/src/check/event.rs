@@ -131,3 +131,12 @@ pub enum Action {
         level: Level,
     },
 }
+
+/// An event that causes a violation at a later one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cause {
+    /// The CPU that caused the event.
+    pub cpu: u8,
+    /// The number of the event's call stack, if it has one.
+    pub stack: Option<u32>,
+}

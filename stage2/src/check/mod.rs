@@ -48,7 +48,7 @@ mod rules {
 }
 
 pub use checker::{Checker, Violation};
-pub use event::{Action, Event, MAX_CPUS, Setup, StoreKind};
+pub use event::{Action, Cause, Event, MAX_CPUS, Setup, StoreKind};
 pub use operation_hooks::{Call, Hook, HookedOperations, Reply};
 #[cfg(feature = "std")]
 pub use recorder::{RecordHook, Recorder, Sink};

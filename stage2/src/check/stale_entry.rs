@@ -15,6 +15,7 @@
 //! at the same time, so the model tracks each CPU's TLBIs separately.
 
 use super::{
+    event::Cause,
     held_entries::{Extent, HeldEntries},
     table_model::EntryPosition,
 };
@@ -45,6 +46,8 @@ pub(super) struct ChangedEntry {
     pub(super) table: Option<TableAddress>,
     /// Indicates that the leaf became unreachable because a table above it was unlinked.
     pub(super) is_below_unlinked_table: bool,
+    /// The store.
+    pub(super) cause: Cause,
 }
 
 impl ChangedEntry {
@@ -61,7 +64,6 @@ pub(super) struct StaleEntry {
     number: u64,
     pub(super) entry: ChangedEntry,
     pub(super) changed_at: u64,
-    pub(super) changed_by: usize,
     /// Flag set while other entries of its contiguous run remain, so that CPUs may fetch it again.
     pub(super) run_remains: bool,
     /// The CPUs that have since written the entry. A CPU that observes one of these stores observes
@@ -97,23 +99,27 @@ pub(super) enum Coverage {
 }
 
 impl StaleEntry {
-    /// Returns the entry with this number, which a CPU changed in an event.
+    /// Returns the entry with this number, which was changed in an event.
     pub(super) const fn new(
         number: u64,
         entry: ChangedEntry,
-        (event, cpu): (u64, usize),
+        changed_at: u64,
         cpus: usize,
     ) -> Self {
         Self {
             number,
-            entry,
-            changed_at: event,
-            changed_by: cpu,
+            changed_at,
             run_remains: false,
-            writers: 1 << cpu,
+            writers: 1 << entry.cause.cpu,
+            entry,
             is_observed_by_all: false,
             held: HeldEntries::of_all(cpus),
         }
+    }
+
+    /// Returns whether a CPU has made the change.
+    pub(super) fn is_changed_by(&self, cpu: usize) -> bool {
+        usize::from(self.entry.cause.cpu) == cpu
     }
 
     pub(super) fn overlaps(&self, ipa: Ipa, size: u64) -> bool {

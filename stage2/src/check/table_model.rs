@@ -6,7 +6,7 @@ use alloc::{
     vec::Vec,
 };
 
-use super::event::Setup;
+use super::event::{Cause, Setup};
 use crate::{
     address::{EntryAddress, Ipa, TableAddress},
     descriptor::{Descriptor, EntryKind},
@@ -61,8 +61,8 @@ pub(super) struct Subtree {
 #[derive(Debug)]
 pub(super) struct TableModel {
     pub(super) table_states: BTreeMap<TableAddress, TableState>,
-    /// Locked entries and the CPUs that locked them.
-    pub(super) locked_entries: BTreeMap<EntryAddress, usize>,
+    /// Locked entries and the stores that locked them.
+    pub(super) locked_entries: BTreeMap<EntryAddress, Cause>,
     /// Leaves that are broken and not yet replaced, while the lock is held.
     pub(super) broken_leaves: BTreeMap<EntryAddress, Descriptor>,
     pub(super) changed_tables: BTreeSet<TableAddress>,
@@ -165,9 +165,8 @@ impl TableModel {
     }
 
     /// Removes and returns the entries that a CPU has locked.
-    pub(super) fn take_locked_by(&mut self, cpu: usize) -> Vec<EntryAddress> {
-        let locked = self.locked_entries.extract_if(.., |_, owner| *owner == cpu);
-        locked.map(|(entry, _)| entry).collect()
+    pub(super) fn take_locked_by(&mut self, cpu: usize) -> Vec<(EntryAddress, Cause)> {
+        self.locked_entries.extract_if(.., |_, owner| usize::from(owner.cpu) == cpu).collect()
     }
 
     /// Returns the changed tables with a wrong count: address, count, number of valid entries.

@@ -111,15 +111,15 @@ impl TlbModel {
         }
     }
 
-    /// Adds an entry that a CPU changed in event `now`.
-    pub(super) fn add(&mut self, cpu: usize, now: u64, entry: ChangedEntry) {
-        self.record_store(cpu, entry.position.entry);
+    /// Adds an entry that was changed in event `now`.
+    pub(super) fn add(&mut self, now: u64, entry: ChangedEntry) {
+        self.record_store(usize::from(entry.cause.cpu), entry.position.entry);
         self.steps += 1;
         let number = self.steps;
         self.by_address.insert((entry.position.entry, number));
         self.by_range.insert((entry.size, entry.position.ipa, number));
         self.with_work.insert(number);
-        let stale = StaleEntry::new(number, entry, (now, cpu), self.last_barriers.len());
+        let stale = StaleEntry::new(number, entry, now, self.last_barriers.len());
         self.stale_entries.insert(number, stale);
     }
 
@@ -212,14 +212,16 @@ impl TlbModel {
 mod tests {
     use super::*;
     use crate::{
-        check::table_model::EntryPosition, descriptor::Descriptor, geometry::Level,
+        check::{event::Cause, table_model::EntryPosition},
+        descriptor::Descriptor,
+        geometry::Level,
         operations::Scope,
     };
 
     const CPUS: usize = 4;
 
-    /// Returns a leaf of 4K that CPU 0 relaxes.
-    fn relaxed(page: u64) -> ChangedEntry {
+    /// Returns a leaf of 4K that a CPU relaxes.
+    fn relaxed(page: u64, cpu: u8) -> ChangedEntry {
         let position = EntryPosition {
             entry: EntryAddress(0x8000_0000 + page * 8),
             level: Level::PAGE,
@@ -227,7 +229,9 @@ mod tests {
         };
         let (old, size) = (Descriptor(0x4100_077f), 0x1000);
         let change = EntryChange::Relaxed;
-        ChangedEntry { position, old, size, change, table: None, is_below_unlinked_table: false }
+        let cause = Cause { cpu, stack: None };
+        let is_below_unlinked_table = false;
+        ChangedEntry { position, old, size, change, table: None, is_below_unlinked_table, cause }
     }
 
     /// Relaxes leaves and invalidates each one on its own CPU.
@@ -235,7 +239,7 @@ mod tests {
         let mut tlbs = TlbModel::new(CPUS);
         for page in 0..pages {
             let cpu = usize::try_from(page).unwrap() % CPUS;
-            tlbs.add(cpu, page, relaxed(page));
+            tlbs.add(page, relaxed(page, u8::try_from(cpu).unwrap()));
             tlbs.barrier(cpu, Dsb::IshSt, false);
             let ipa = Ipa(page << 12);
             let scope = Scope::Local;
@@ -277,7 +281,7 @@ mod tests {
     fn entries_of_all_sizes_that_overlap_a_range_are_found() {
         let mut tlbs = TlbModel::new(CPUS);
         for (page, size) in [(0, 1 << 12), (1, 1 << 12), (3, 1 << 12), (0, 1 << 21), (0, 1 << 30)] {
-            tlbs.add(0, 0, ChangedEntry { size, ..relaxed(page) });
+            tlbs.add(0, ChangedEntry { size, ..relaxed(page, 0) });
         }
         let found = |ipa, size| -> Vec<_> {
             tlbs.overlapping(Ipa(ipa), size).map(|stale| stale.entry.size).collect()

@@ -128,8 +128,8 @@ impl Checker {
     }
 
     /// Cleans memory to the PoC without an invalidation.
-    pub(super) fn clean(&mut self, cpu: u8, phys: PhysAddr, size: u64) {
-        self.caches.clean(usize::from(cpu), phys, size);
+    pub(super) fn clean(&mut self, phys: PhysAddr, size: u64) {
+        self.caches.clean(self.current(), phys, size);
     }
 
     /// Removes and returns the violations.

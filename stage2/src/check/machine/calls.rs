@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
-    check::{Rule, cache_model::AddressSet, table_model::EntryPosition},
+    check::{Cause, Rule, cache_model::AddressSet, table_model::EntryPosition},
     descriptor::Descriptor,
     geometry::Level,
 };
@@ -40,8 +40,10 @@ impl Thread {
 /// A step of a CPU that executes a thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
-    pub(super) cpu: u8,
+    /// The current event.
+    pub(super) cause: Cause,
     pub(super) thread: Thread,
+    /// The number of the event.
     pub(super) event: u64,
 }
 
@@ -50,15 +52,14 @@ pub(super) struct Step {
 struct ChangedLeaf {
     guest: usize,
     ipa: Ipa,
-    stack: Option<u32>,
-    changed_by: u8,
+    store: Cause,
 }
 
 /// Steps of a thread since it began to handle a guest's abort. The thread may change the CPU.
 #[derive(Debug, Default)]
 struct Fault {
-    /// Leaves that have become writable: the guest's number, first address, bytes and call stack.
-    writable: Vec<(usize, Ipa, u64, Option<u32>)>,
+    /// Leaves that have become writable: the guest's number, first address, bytes and store.
+    writable: Vec<(usize, Ipa, u64, Cause)>,
     /// Leaves that were changed in place. A leaf that is younger than the fault did not cause it: if its
     /// CPU holds it, the next fault handles that.
     changed: Vec<ChangedLeaf>,
@@ -89,8 +90,8 @@ pub(super) struct MadeEntry {
     /// The leaf that was broken before, if any.
     pub(super) broken: Option<Descriptor>,
     pub(super) new: Descriptor,
-    /// The call stack of the store.
-    pub(super) stack: Option<u32>,
+    /// The store.
+    pub(super) store: Cause,
 }
 
 /// The state of calls that have not returned.
@@ -112,8 +113,9 @@ pub(super) struct Calls {
     references: BTreeMap<PhysAddr, i64>,
     /// The event of each guest's last change of the invalidation sequence, by the guest's number.
     sequence_changed_at: BTreeMap<usize, u64>,
-    /// Tables whose entries or references have changed since they were last compared.
-    changed: BTreeSet<PhysAddr>,
+    /// Tables whose entries or references have changed since they were last compared, with the last
+    /// change.
+    changed: BTreeMap<PhysAddr, Cause>,
 }
 
 impl Calls {
@@ -128,7 +130,7 @@ impl Calls {
             page_size: 0x1000,
             references: BTreeMap::new(),
             sequence_changed_at: BTreeMap::new(),
-            changed: BTreeSet::new(),
+            changed: BTreeMap::new(),
         }
     }
 
@@ -145,7 +147,7 @@ impl Calls {
     /// Processes the entry of a function with these arguments, on a CPU that holds a lock or not.
     pub(super) fn enter(
         &mut self,
-        Step { cpu, thread, event }: Step,
+        Step { cause, thread, event }: Step,
         holds_lock: bool,
         role: Role,
         arguments: [u64; 4],
@@ -174,15 +176,15 @@ impl Calls {
                 }
             }
             Role::ChangeSequence => {
-                let holders = guests.iter().filter(|(_, guest)| guest.holds_lock(cpu));
+                let holders = guests.iter().filter(|(_, guest)| guest.holds_lock(cause.cpu));
                 self.sequence_changed_at.extend(holders.map(|(number, _)| (*number, event)));
             }
             Role::Allocate { has_size } => {
                 let size = if has_size { arguments[0] } else { self.page_size };
                 self.allocated.insert(thread, size);
             }
-            Role::GetTable => self.change_references(PhysAddr(arguments[0]), 1, guests),
-            Role::PutTable => self.change_references(PhysAddr(arguments[0]), -1, guests),
+            Role::GetTable => self.change_references(cause, PhysAddr(arguments[0]), 1, guests),
+            Role::PutTable => self.change_references(cause, PhysAddr(arguments[0]), -1, guests),
             Role::FreePage => {
                 let table = TableAddress(arguments[0]);
                 guests.values_mut().for_each(|guest| guest.checker.free_known_table(table));
@@ -227,7 +229,7 @@ impl Calls {
     /// Processes the return from a function.
     pub(super) fn leave(
         &mut self,
-        Step { cpu, thread, .. }: Step,
+        Step { cause, thread, .. }: Step,
         role: Role,
         result: u64,
         guests: &mut BTreeMap<usize, Guest>,
@@ -240,7 +242,7 @@ impl Calls {
                 }
             }
             Role::Abort => match self.faults.remove(&thread) {
-                Some(fault) => Self::end_fault(cpu, fault, guests),
+                Some(fault) => Self::end_fault(cause.cpu, fault, guests),
                 None => self.unbalanced += 1,
             },
             Role::LookUp => {
@@ -261,31 +263,29 @@ impl Calls {
 
     /// Checks that the pages that a fault has made writable are marked dirty.
     fn end_fault(cpu: u8, fault: Fault, guests: &mut BTreeMap<usize, Guest>) {
-        for (number, ipa, size, stack) in fault.writable {
+        for (number, ipa, size, store) in fault.writable {
             let Some(guest) = guests.get_mut(&number) else { continue };
             let frame = |page: &Ipa| Ipa(page.0 << guest.checker.granule().shift());
             if !fault.marked.iter().map(frame).any(|page| ipa <= page && page < ipa + size) {
                 let detail = format!("{ipa:#x}, {size:#x} bytes: the fault marks no page of it");
-                guest.caused_by = stack;
-                guest.checker.report(Rule::NotMarkedDirty, detail);
+                guest.checker.report_caused(Rule::NotMarkedDirty, detail, Some(store));
             }
         }
-        for ChangedLeaf { guest, ipa, stack, changed_by } in fault.changed {
+        for ChangedLeaf { guest, ipa, store } in fault.changed {
             if let Some(guest) = guests.get_mut(&guest) {
-                guest.caused_by = guest.caused_by.or(stack);
-                guest.checker.check_progress(usize::from(changed_by), usize::from(cpu), ipa);
+                guest.checker.check_progress(store, usize::from(cpu), ipa);
             }
         }
     }
 
-    /// Processes an entry that a thread has changed on a CPU, in the table of a guest.
+    /// Processes an entry that a thread has changed, in the table of a guest.
     pub(super) fn make_entry(
         &mut self,
-        (cpu, thread): (u8, Thread),
+        thread: Thread,
         guest: (usize, &mut Guest),
         made: MadeEntry,
     ) {
-        let MadeEntry { entry, level, old, broken, new, stack } = made;
+        let MadeEntry { entry, level, old, broken, new, store } = made;
         let fault = self.faults.get(&thread);
         if fault.is_none_or(|fault| fault.looks_up_since.is_some()) {
             return;
@@ -305,19 +305,19 @@ impl Calls {
             && !fault.changed_entries.contains(&PhysAddr(entry.0))
             && !fault.linked_tables.contains(&PhysAddr(entry.0).align_down(self.page_size))
         {
-            let leaf = ChangedLeaf { guest: number, ipa, stack, changed_by: cpu };
+            let leaf = ChangedLeaf { guest: number, ipa, store };
             fault.changed.push(leaf);
         }
         for (position, leaf) in leaves {
             let size = size.min(position.level.span(guest.checker.granule()));
-            self.make_leaf((thread, stack), (number, guest), (position.ipa, size), before, leaf);
+            self.make_leaf((thread, store), (number, guest), (position.ipa, size), before, leaf);
         }
     }
 
     /// Processes a leaf that a thread has made at the addresses that another leaf translated before.
     fn make_leaf(
         &mut self,
-        (thread, stack): (Thread, Option<u32>),
+        (thread, store): (Thread, Cause),
         (number, guest): (usize, &mut Guest),
         (ipa, size): (Ipa, u64),
         before: Option<Descriptor>,
@@ -325,7 +325,7 @@ impl Calls {
     ) {
         let Some(fault) = self.faults.get_mut(&thread) else { return };
         if new.attributes().write && !before.is_some_and(|leaf| leaf.attributes().write) {
-            fault.writable.push((number, ipa, size, stack));
+            fault.writable.push((number, ipa, size, store));
             let logged = guest.lock.and_then(|lock| self.logged.get(&lock));
             let is_logged = logged.is_some_and(|logged| !logged.overlaps(ipa, size).is_empty());
             if is_logged && size > self.page_size {
@@ -348,6 +348,7 @@ impl Calls {
 
     fn change_references(
         &mut self,
+        cause: Cause,
         address: PhysAddr,
         change: i64,
         guests: &mut BTreeMap<usize, Guest>,
@@ -355,7 +356,7 @@ impl Calls {
         let page = address.align_down(self.page_size);
         let Some(count) = self.references.get_mut(&page) else { return };
         *count += change;
-        self.changed.insert(page);
+        self.changed.insert(page, cause);
         if *count == 0 {
             self.references.remove(&page);
             self.changed.remove(&page);
@@ -365,11 +366,11 @@ impl Calls {
         }
     }
 
-    /// Records that an entry of a table has changed, or that the table has been linked.
-    pub(super) fn change_entry(&mut self, entry: PhysAddr) {
+    /// Records that a store has changed an entry of a table, or linked the table.
+    pub(super) fn change_entry(&mut self, store: Cause, entry: PhysAddr) {
         let page = entry.align_down(self.page_size);
         if self.references.contains_key(&page) {
-            self.changed.insert(page);
+            self.changed.insert(page, store);
         }
     }
 
@@ -391,7 +392,7 @@ impl Calls {
     /// their guest: one of the allocation, and one for each entry that is not zero.
     pub(super) fn compare_references(&mut self, number: usize, guest: &mut Guest, pages: &Pages) {
         let references = &self.references;
-        self.changed.retain(|at| {
+        self.changed.retain(|at, cause| {
             // Of a table that is not linked the entries are unknown.
             let Some(page) = pages.get(*at) else { return false };
             if page.guest != Some(number) {
@@ -401,7 +402,7 @@ impl Calls {
             let count = references.get(at).copied().unwrap_or(0);
             if i64::try_from(entries + 1) != Ok(count) {
                 let detail = format!("table {:#x}: count {count}, {entries} entries", at.0);
-                guest.checker.report(Rule::WrongReferences, detail);
+                guest.checker.report_caused(Rule::WrongReferences, detail, Some(*cause));
             }
             false
         });

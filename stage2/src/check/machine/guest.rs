@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     address::{PhysAddr, TableAddress},
-    check::{Action, Checker, Event, Rule, Setup},
+    check::{Action, Cause, Checker, Event, Rule, Setup},
     engine::Features,
     geometry::Geometry,
     operations::{Note, Scope, Tlbi, Vmid},
@@ -36,9 +36,6 @@ pub(super) struct Guest {
     vmid: Option<Vmid>,
     /// The last change of the tables by each CPU.
     pub(super) last_changes: Vec<Option<TableChange>>,
-    /// The call stack of the store that caused the violations of the current event, if it is another
-    /// event.
-    pub(super) caused_by: Option<u32>,
     /// The last store that unmapped a leaf: the CPU and the call stack.
     pub(super) last_unmap: Option<(u8, Option<u32>, TableChange)>,
 }
@@ -57,7 +54,6 @@ impl Guest {
             holds: vec![None; usize::from(cpus)],
             vmid: None,
             last_changes: vec![None; usize::from(cpus)],
-            caused_by: None,
             last_unmap: None,
         }
     }
@@ -66,8 +62,10 @@ impl Guest {
         self.checker.check(&Event { cpu, action });
     }
 
-    /// Makes the guest current on a CPU, or another one, after a change of registers.
+    /// Makes the guest current on a CPU, or another one, after a change of registers: the write of
+    /// VTTBR_EL2 is the cause, also of what a later write of HCR_EL2 enables.
     pub(super) fn select(&mut self, cpu: u8, registers: Registers) {
+        self.checker.begin_event(Cause { cpu, stack: registers.vttbr_stack });
         let is_own = registers.selects_guest() && registers.root() == Some(self.root);
         let runs = is_own && registers.enables_stage2();
         let current = registers.vmid();
@@ -80,7 +78,8 @@ impl Guest {
             if let Some(vmid) = self.vmid.replace(current).filter(|_| !is_vmid_kept) {
                 let detail =
                     format!("VMID {} replaces {}, whose TLB entries remain", current.0, vmid.0);
-                self.checker.report(Rule::VmidNotCurrent, detail);
+                let switch = self.checker.current();
+                self.checker.report_caused(Rule::VmidNotCurrent, detail, Some(switch));
             }
             if registers.has_fwb() {
                 self.checker.set_fwb();

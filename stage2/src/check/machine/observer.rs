@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     address::{EntryAddress, PhysAddr},
-    check::{Action, Rule, StoreKind, cache_model::AddressSet},
+    check::{Action, Cause, Rule, StoreKind, cache_model::AddressSet},
     descriptor::Descriptor,
     engine::Features,
     operations::Dsb,
@@ -83,8 +83,6 @@ pub struct Observer {
     /// The thread that each CPU executes.
     threads: Vec<Thread>,
     stacks: BTreeMap<u32, Vec<u64>>,
-    /// The last call stack of each CPU, for events without one.
-    last_stacks: Vec<Option<u32>>,
     pub(super) clean_ranges: AddressSet<PhysAddr>,
     pub(super) calls: Calls,
     findings: Findings,
@@ -106,7 +104,6 @@ impl Observer {
             locks: BTreeMap::new(),
             threads: (0..machine.cpus).map(Thread::of_cpu).collect(),
             stacks: BTreeMap::new(),
-            last_stacks: vec![None; usize::from(machine.cpus)],
             clean_ranges: AddressSet::default(),
             calls: Calls::new(&machine.hypervisor),
             findings: Findings::default(),
@@ -142,6 +139,8 @@ impl Observer {
         if usize::from(event.cpu) >= self.registers.len() {
             return;
         }
+        let guests = self.guests.values_mut();
+        guests.for_each(|guest| guest.checker.begin_event(cause(event)));
         self.dispatch(event);
         self.collect(index, event);
         if index.is_multiple_of(EVENTS_BETWEEN_COLLECTIONS) {
@@ -163,6 +162,7 @@ impl Observer {
             MachineAction::SetVttbr(value) => {
                 let registers = &mut self.registers[usize::from(cpu)];
                 (registers.vttbr, registers.needs_isb) = (*value, true);
+                registers.vttbr_stack = event.stack;
                 self.select(cpu);
             }
             MachineAction::SetHcr(value) => {
@@ -183,7 +183,7 @@ impl Observer {
             }
             MachineAction::Store { entry, old, new, kind } => {
                 let (old, new) = (Descriptor(normalize(*old)), Descriptor(normalize(*new)));
-                self.store((cpu, event.stack), *entry, (old, new), *kind);
+                self.store(cause(event), *entry, (old, new), *kind);
             }
             MachineAction::Dsb(accesses, domain) => {
                 self.order_stores(cpu, *accesses, *domain);
@@ -218,10 +218,10 @@ impl Observer {
             MachineAction::Thread(thread) => {
                 self.threads[usize::from(cpu)] = Thread::of_event(cpu, *thread);
             }
-            MachineAction::Enter(number, arguments) => self.enter(cpu, *number, *arguments),
+            MachineAction::Enter(number, arguments) => self.enter(event, *number, *arguments),
             MachineAction::Leave(number, result) => {
                 if let Some(role) = self.machine.hypervisor.role(*number) {
-                    let step = self.step(cpu);
+                    let step = self.step(event);
                     self.calls.leave(step, role, *result, &mut self.guests);
                 }
             }
@@ -239,7 +239,7 @@ impl Observer {
             }
             "cvac" | "cvap" | "cvadp" | "cgvac" | "cgdvac" => {
                 self.clean_ranges.add(phys, size);
-                self.guests.values_mut().for_each(|guest| guest.checker.clean(cpu, phys, size));
+                self.guests.values_mut().for_each(|guest| guest.checker.clean(phys, size));
             }
             _ => {}
         }
@@ -270,8 +270,9 @@ impl Observer {
     }
 
     /// Returns the step of a CPU in the current event.
-    fn step(&self, cpu: u8) -> Step {
-        Step { cpu, thread: self.threads[usize::from(cpu)], event: self.totals.events }
+    fn step(&self, event: &MachineEvent) -> Step {
+        let thread = self.threads[usize::from(event.cpu)];
+        Step { cause: cause(event), thread, event: self.totals.events }
     }
 
     fn check_all(&mut self, cpu: u8, action: Action) {
@@ -280,12 +281,9 @@ impl Observer {
 
     /// Moves new violations to the findings.
     fn collect(&mut self, index: u64, event: &MachineEvent) {
-        let last = &mut self.last_stacks[usize::from(event.cpu)];
-        *last = event.stack.or(*last);
         let vmid = self.registers[usize::from(event.cpu)].vmid();
         let handles_abort = self.calls.handles_abort(self.threads[usize::from(event.cpu)]);
         for guest in self.guests.values_mut() {
-            let caused_by = guest.caused_by.take();
             // A CMO of a driver is no concern of the guest.
             let is_cmo_of_guest = handles_abort || guest.holds_lock(event.cpu);
             for mut violation in guest.checker.take_violations() {
@@ -296,9 +294,10 @@ impl Observer {
                 {
                     continue;
                 }
-                violation.cpu = event.cpu;
-                let mut stack = caused_by.or(*last);
-                let mut change = guest.last_changes[usize::from(event.cpu)];
+                let earlier = violation.cause.filter(|_| event.stack.is_none());
+                let Cause { cpu, mut stack } = earlier.unwrap_or(cause(event));
+                violation.cpu = cpu;
+                let mut change = guest.last_changes[usize::from(violation.cpu)];
                 // The last CPU that releases a shared lock reveals what another one has unmapped.
                 if let (Rule::ReturnedUnclean, Some((cpu, unmapped_in, unmapped))) =
                     (violation.rule, guest.last_unmap)
@@ -315,11 +314,12 @@ impl Observer {
 
     fn store(
         &mut self,
-        (cpu, stack): (u8, Option<u32>),
+        store: Cause,
         entry: PhysAddr,
         (old, new): (Descriptor, Descriptor),
         kind: StoreKind,
     ) {
+        let cpu = store.cpu;
         let Some(pages) = &mut self.pages else { return };
         let Some((page, index)) = pages.of_entry(entry) else { return };
         let known = match new {
@@ -342,17 +342,17 @@ impl Observer {
             let change = TableChange { ipa, level, old, new };
             guest.last_changes[usize::from(cpu)] = Some(change);
             if old.is_leaf(level) && !new.is_leaf(level) {
-                guest.last_unmap = Some((cpu, stack, change));
+                guest.last_unmap = Some((cpu, store.stack, change));
             }
         }
         let broken = guest.checker.broken_leaf(at);
-        self.calls.change_entry(entry);
+        self.calls.change_entry(store, entry);
         let (before, after) = (child(old, level), child(new, level));
         if let Some(table) = after.filter(|_| before != after) {
             let tables = pages.assign(table, number);
             self.totals.unknown_tables += u64::from(tables.is_empty());
             for (at, page) in &tables {
-                self.calls.change_entry(PhysAddr(at.0));
+                self.calls.change_entry(store, PhysAddr(at.0));
                 self.calls.age_faults_by_table(PhysAddr(at.0));
                 guest.checker.adopt_table(*at, page.descriptors(), page.writer());
             }
@@ -362,9 +362,9 @@ impl Observer {
         }
         guest.check(cpu, Action::Store { entry: at, old, new, kind });
         self.calls.make_entry(
-            (cpu, self.threads[usize::from(cpu)]),
+            self.threads[usize::from(cpu)],
             (number, guest),
-            MadeEntry { entry: at, level, old, broken, new, stack },
+            MadeEntry { entry: at, level, old, broken, new, store },
         );
         self.calls.age_faults_by_entry(entry);
         if let Some(table) = before.filter(|_| before != after) {
@@ -423,13 +423,18 @@ impl Observer {
         }
     }
 
-    fn enter(&mut self, cpu: u8, number: u16, arguments: [u64; 4]) {
+    fn enter(&mut self, event: &MachineEvent, number: u16, arguments: [u64; 4]) {
         let Some(role) = self.machine.hypervisor.role(number) else { return };
         let mut locks = self.locks.values();
-        let holds_lock = locks.any(|lock| lock.hold(usize::from(cpu)).is_some());
-        let step = self.step(cpu);
+        let holds_lock = locks.any(|lock| lock.hold(usize::from(event.cpu)).is_some());
+        let step = self.step(event);
         self.calls.enter(step, holds_lock, role, arguments, &mut self.guests);
     }
+}
+
+/// Returns an event as the cause of violations.
+const fn cause(event: &MachineEvent) -> Cause {
+    Cause { cpu: event.cpu, stack: event.stack }
 }
 
 /// Returns the model's barrier that orders the same accesses of table walkers, if any.

@@ -40,6 +40,8 @@ pub(super) struct Registers {
     pub(super) hcr: u64,
     /// Indicates that no ISB has followed the last write of VTTBR_EL2.
     pub(super) needs_isb: bool,
+    /// The call stack of the last write of VTTBR_EL2.
+    pub(super) vttbr_stack: Option<u32>,
 }
 
 impl Registers {

@@ -7,6 +7,7 @@ use crate::{
     address::{Ipa, PhysAddr},
     check::{
         checker::{Checker, MemslotModel},
+        event::Cause,
         rule::Rule,
         stale_entry::{EntryChange, StaleEntry},
     },
@@ -112,20 +113,22 @@ impl Checker {
         }
     }
 
-    /// Checks that a fault that has relaxed the leaf at this address on CPU `changed_by`, and resumes
-    /// the guest on CPU `cpu`, has invalidated the old leaf. If its thread has changed the CPU after the
+    /// Checks that a fault that has relaxed the leaf at this address by a store, and resumes the guest
+    /// on CPU `cpu`, has invalidated the old leaf. If its thread has changed the CPU after the
     /// invalidation, the guest may fault once more, and the handler invalidates there.
-    pub(in crate::check) fn check_progress(&mut self, changed_by: usize, cpu: usize, ipa: Ipa) {
+    pub(in crate::check) fn check_progress(&mut self, store: Cause, cpu: usize, ipa: Ipa) {
+        let changed_by = usize::from(store.cpu);
         let refaults = |stale: &StaleEntry| {
             stale.entry.change == EntryChange::Relaxed
-                && stale.changed_by == changed_by
+                && stale.is_changed_by(changed_by)
                 && stale.entry.position.ipa == ipa
                 && stale.is_held_by(changed_by)
                 && stale.is_held_by(cpu)
                 && !self.tlbs.is_removed_later(stale)
         };
         if self.tlbs.overlapping(ipa, 1).any(refaults) {
-            self.report(Rule::NoProgress, format!("{ipa:#x}: the same access may fault for ever"));
+            let detail = format!("{ipa:#x}: the same access may fault for ever");
+            self.report_caused(Rule::NoProgress, detail, Some(store));
         }
     }
 }

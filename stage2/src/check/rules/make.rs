@@ -37,7 +37,7 @@ impl Checker {
             };
             let (ipa, was) = (stale.entry.position.ipa, stale.entry.old);
             let detail = format!("{ipa:#x}: {was:?} may be held, {new:?} is made");
-            self.report(rule, detail);
+            self.report_caused(rule, detail, Some(stale.entry.cause));
         }
     }
 

@@ -53,7 +53,8 @@ impl Checker {
         };
         let vmid = self.cpus[cpu].vmid;
         if vmid != lock.vmid || self.cpus[cpu].needs_isb {
-            self.report(Rule::VmidNotRestored, format!("VMID {} at the unlock", vmid.0));
+            let detail = format!("VMID {} at the unlock", vmid.0);
+            self.report_caused(Rule::VmidNotRestored, detail, self.cpus[cpu].switched_by);
         }
         self.cpus[cpu].lookup_sequence = None;
         self.cpus[cpu].lock_released_at = self.event_index;
@@ -87,13 +88,13 @@ impl Checker {
     /// Checks that a CPU ends a walk without locked entries, and that it has completed the
     /// invalidation of the entries that it removed or restricted. Reports each violation once.
     pub(crate) fn check_end_of_walk(&mut self, cpu: usize) {
-        for entry in self.tables.take_locked_by(cpu) {
+        for (entry, cause) in self.tables.take_locked_by(cpu) {
             let detail = format!("entry {:#x} is left locked", entry.0);
-            self.report(Rule::LockedEntry, detail);
+            self.report_caused(Rule::LockedEntry, detail, Some(cause));
         }
         let defers = self.defers_restrictions;
         self.report_incomplete(|stale| {
-            stale.changed_by == cpu
+            stale.is_changed_by(cpu)
                 && match stale.entry.change {
                     EntryChange::Removed => true,
                     EntryChange::Restricted => !defers,
@@ -114,7 +115,8 @@ impl Checker {
                 Rule::ReductionNotComplete
             };
             let (ipa, size, was) = (entry.position.ipa, entry.size, entry.old);
-            self.report(rule, format!("{ipa:#x}, {size:#x} bytes: {was:?} may be held"));
+            let detail = format!("{ipa:#x}, {size:#x} bytes: {was:?} may be held");
+            self.report_caused(rule, detail, Some(entry.cause));
         }
     }
 
@@ -156,8 +158,11 @@ impl Checker {
 
     pub(crate) fn switch_vmid(&mut self, cpu: usize, vmid: Vmid) {
         if self.cpus[cpu].needs_isb {
-            self.report(Rule::VmidNotRestored, "VMID switched twice without an ISB");
+            let cause = self.cpus[cpu].switched_by;
+            let detail = "VMID switched twice without an ISB";
+            self.report_caused(Rule::VmidNotRestored, detail, cause);
         }
+        self.cpus[cpu].switched_by = Some(self.current());
         self.cpus[cpu].vmid = vmid;
         self.cpus[cpu].needs_isb = true;
     }
@@ -203,7 +208,7 @@ impl Checker {
         is_wrong_level
     }
 
-    pub(crate) fn clean_invalidate(&mut self, cpu: usize, phys: PhysAddr, size: u64) {
+    pub(crate) fn clean_invalidate(&mut self, phys: PhysAddr, size: u64) {
         let detail = format!("{phys:#x}, {size:#x} bytes");
         let overlaps_device = self
             .memslots
@@ -215,17 +220,17 @@ impl Checker {
         if self.setup.features.fwb {
             self.report(Rule::NeedlessCmo, detail);
         }
-        let tlbs = &self.tlbs;
+        let (cause, tlbs) = (self.current(), &self.tlbs);
         let is_reachable =
             |phys, size| tlbs.removed_or_restricted().any(|stale| stale.maps_memory(phys, size));
-        self.effect.exists = self.caches.clean_invalidate(cpu, phys, size, is_reachable);
+        self.effect.exists = self.caches.clean_invalidate(cause, phys, size, is_reachable);
     }
 
     /// Checks that a CPU has completed its CMOs: before it breaks an entry, which keeps the
     /// break-before-make window short, and before it releases the lock.
     pub(crate) fn check_cmos_complete(&mut self, cpu: usize) {
-        if self.caches.has_pending_cmo(cpu) {
-            self.report(Rule::UnfinishedCmo, "a DSB is missing");
+        if let Some(cmo) = self.caches.pending_cmo(cpu) {
+            self.report_caused(Rule::UnfinishedCmo, "a DSB is missing", Some(cmo));
         }
     }
 }

@@ -62,13 +62,13 @@ impl Checker {
         kind: StoreKind,
     ) {
         let address = entry.0;
-        let owner = self.tables.locked_entries.get(&entry).copied();
-        if old.is_locked() && owner != Some(cpu) {
+        let owner = self.tables.locked_entries.get(&entry);
+        if old.is_locked() && owner.is_none_or(|owner| usize::from(owner.cpu) != cpu) {
             let detail = format!("entry {address:#x} is locked by another CPU");
             self.report(Rule::LockedEntry, detail);
         }
         if new.is_locked() {
-            self.tables.locked_entries.insert(entry, cpu);
+            self.tables.locked_entries.insert(entry, self.current());
         } else {
             self.tables.locked_entries.remove(&entry);
         }
@@ -107,7 +107,7 @@ impl Checker {
             (EntryKind::Leaf(_), EntryKind::Leaf(_))
                 if !old.with_nt(false).needs_break(new.with_nt(false)) =>
             {
-                self.change_in_place(cpu, position, old, new);
+                self.change_in_place(position, old, new);
             }
             _ => {
                 self.check_replacement(position, old, new);
@@ -141,13 +141,7 @@ impl Checker {
         }
     }
 
-    fn change_in_place(
-        &mut self,
-        cpu: usize,
-        position: &EntryPosition,
-        old: Descriptor,
-        new: Descriptor,
-    ) {
+    fn change_in_place(&mut self, position: &EntryPosition, old: Descriptor, new: Descriptor) {
         let (a, b) = (old.attributes(), new.attributes());
         let restricts = permits_more(a, b) || (new.has_nt() && !old.has_nt());
         let relaxes = permits_more(b, a);
@@ -156,16 +150,16 @@ impl Checker {
         {
             // CPUs do not cache an entry whose access flag is clear or whose nT is set.
             if applies && a.is_accessed && !old.has_nt() {
-                self.add_stale(cpu, position, old, change, false);
+                self.add_stale(position, old, change, false);
             }
         }
         if restricts && !a.is_accessed {
-            self.restrict_aged(cpu, position, new);
+            self.restrict_aged(position, new);
         }
         // CPUs keep the old entry after ageing: a later restriction must invalidate it.
         let is_known = |stale: &StaleEntry| stale.entry.old == old;
         if a.is_accessed && !b.is_accessed && !self.tlbs.of_entry(position.entry).any(is_known) {
-            self.add_stale(cpu, position, old, EntryChange::Relaxed, false);
+            self.add_stale(position, old, EntryChange::Relaxed, false);
         }
         if relaxes {
             self.check_leaf(position, new, a.execute);
@@ -173,18 +167,17 @@ impl Checker {
     }
 
     /// Restricts an aged entry: CPUs may hold the one before the ageing, which permits more.
-    fn restrict_aged(&mut self, cpu: usize, position: &EntryPosition, new: Descriptor) {
+    fn restrict_aged(&mut self, position: &EntryPosition, new: Descriptor) {
         let held = self.tlbs.of_entry(position.entry).map(|stale| &stale.entry);
         let held = held.filter(|held| held.change == EntryChange::Relaxed);
         let aged: Vec<_> = held.map(|held| held.old).collect();
         for old in aged.into_iter().filter(|old| permits_more(old.attributes(), new.attributes())) {
-            self.add_stale(cpu, position, old, EntryChange::Restricted, false);
+            self.add_stale(position, old, EntryChange::Restricted, false);
         }
     }
 
     fn add_stale(
         &mut self,
-        cpu: usize,
         position: &EntryPosition,
         old: Descriptor,
         change: EntryChange,
@@ -201,15 +194,16 @@ impl Checker {
             change,
             table,
             is_below_unlinked_table,
+            cause: self.current(),
         };
-        self.tlbs.add(cpu, self.event_index, entry);
+        self.tlbs.add(self.event_index, entry);
     }
 
     /// Handles a valid entry that is made invalid or replaced.
     fn remove_entry(&mut self, cpu: usize, position: &EntryPosition, old: Descriptor) {
         self.check_cmos_complete(cpu);
         if !old.has_nt() || !old.is_leaf(position.level) {
-            self.add_stale(cpu, position, old, EntryChange::Removed, false);
+            self.add_stale(position, old, EntryChange::Removed, false);
         }
         match old.kind(position.level) {
             EntryKind::Leaf(phys) => {
@@ -218,16 +212,16 @@ impl Checker {
                 self.caches.unmap(phys, size);
                 self.writable_unmarked_ranges.remove(position.ipa, size);
             }
-            EntryKind::Table(child) => self.unlink(cpu, child),
+            EntryKind::Table(child) => self.unlink(child),
             _ => {}
         }
     }
 
-    fn unlink(&mut self, cpu: usize, child: TableAddress) {
+    fn unlink(&mut self, child: TableAddress) {
         let subtree = self.tables.subtree(child);
         for (position, leaf) in subtree.leaves {
             let size = self.setup.geometry.span(position.level);
-            self.add_stale(cpu, &position, leaf, EntryChange::Removed, true);
+            self.add_stale(&position, leaf, EntryChange::Removed, true);
             self.caches.unmap(leaf.address(), size);
             self.writable_unmarked_ranges.remove(position.ipa, size);
         }
