@@ -361,6 +361,21 @@ fn a_violation_at_an_event_without_a_stack_is_where_its_cause_is() {
 }
 
 #[test]
+fn a_finding_names_the_kind_of_its_address() {
+    let unclean = TRACE.replacen("0 dc civac 41a00000 200000 @1\n", "", 1);
+    let held = TRACE.replacen("0 tlbi vmalls12e1is 0\n", "", 1);
+    for (trace, detail) in [
+        (unclean, "guest address 0x0 → physical address 0x41a00000, 0x200000 bytes: physical "),
+        (held, "guest address 0x0, 0x200000 bytes: "),
+    ] {
+        let observer = observe(&trace, LockType::Spinlock);
+
+        let found = observer.findings()[0];
+        assert!(found.detail.starts_with(detail), "{}", found.detail);
+    }
+}
+
+#[test]
 fn a_violation_without_a_known_cause_has_no_stack() {
     let clean = "0 dc civac 41a00000 200000 @1\n0 dsb sy\n";
     let store = "0 store 41184000 0 40000041a007fd plain";

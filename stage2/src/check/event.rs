@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The events that the checker processes, in the order in which they occurred.
 
+use alloc::{format, string::String};
+
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::Descriptor,
@@ -139,4 +141,14 @@ pub struct Cause {
     pub cpu: u8,
     /// The number of the event's call stack, if it has one.
     pub stack: Option<u32>,
+}
+
+/// Returns the text of a guest address in the details of a violation.
+pub(super) fn guest_address(ipa: Ipa) -> String {
+    format!("guest address {ipa:#x}")
+}
+
+/// Returns the text of a physical address in the details of a violation.
+pub(super) fn physical_address(phys: PhysAddr) -> String {
+    format!("physical address {phys:#x}")
 }

@@ -14,7 +14,9 @@ use super::{
 };
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
-    check::{Cause, Rule, cache_model::AddressSet, table_model::EntryPosition},
+    check::{
+        Cause, Rule, cache_model::AddressSet, event::guest_address, table_model::EntryPosition,
+    },
     descriptor::Descriptor,
     geometry::Level,
 };
@@ -267,7 +269,10 @@ impl Calls {
             let Some(guest) = guests.get_mut(&number) else { continue };
             let frame = |page: &Ipa| Ipa(page.0 << guest.checker.granule().shift());
             if !fault.marked.iter().map(frame).any(|page| ipa <= page && page < ipa + size) {
-                let detail = format!("{ipa:#x}, {size:#x} bytes: the fault marks no page of it");
+                let detail = format!(
+                    "{}, {size:#x} bytes: the fault marks no page of it",
+                    guest_address(ipa)
+                );
                 guest.checker.report_caused(Rule::NotMarkedDirty, detail, Some(store));
             }
         }
@@ -329,7 +334,10 @@ impl Calls {
             let logged = guest.lock.and_then(|lock| self.logged.get(&lock));
             let is_logged = logged.is_some_and(|logged| !logged.overlaps(ipa, size).is_empty());
             if is_logged && size > self.page_size {
-                let detail = format!("{ipa:#x}: {size:#x} bytes become writable under logging");
+                let detail = format!(
+                    "{}: {size:#x} bytes become writable under logging",
+                    guest_address(ipa)
+                );
                 guest.checker.report(Rule::NotMarkedDirty, detail);
             }
         }
@@ -343,7 +351,7 @@ impl Calls {
         } else {
             return;
         };
-        guest.checker.report(Rule::StaleLookUp, format!("{ipa:#x}: {reason}"));
+        guest.checker.report(Rule::StaleLookUp, format!("{}: {reason}", guest_address(ipa)));
     }
 
     fn change_references(

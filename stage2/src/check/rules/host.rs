@@ -7,7 +7,7 @@ use crate::{
     address::{Ipa, PhysAddr},
     check::{
         checker::{Checker, MemslotModel},
-        event::Cause,
+        event::{Cause, guest_address, physical_address},
         rule::Rule,
         stale_entry::{EntryChange, StaleEntry},
     },
@@ -26,24 +26,23 @@ impl Checker {
 
     pub(crate) fn remove_memory(&mut self, ipa: Ipa, size: u64) {
         let Some(slot) = self.memslots.remove(&ipa) else {
-            let detail = format!("no memslot at {ipa:#x}");
+            let detail = format!("no memslot at {}", guest_address(ipa));
             return self.report(Rule::OutsideSlot, detail);
         };
         if slot.size != size {
-            let detail = format!("{ipa:#x}: {:#x} bytes, not {size:#x}", slot.size);
+            let detail = format!("{}: {:#x} bytes, not {size:#x}", guest_address(ipa), slot.size);
             self.report(Rule::OutsideSlot, detail);
         }
         let is_stale = |stale: &StaleEntry| stale.maps_memory(slot.phys, size);
         let is_held = self.tlbs.removed_or_restricted().any(is_stale);
         if is_held || self.caches.is_mapped(slot.phys, size) {
-            let detail = format!("{:#x}", slot.phys);
-            self.report(Rule::ReusedWhileReachable, detail);
+            self.report(Rule::ReusedWhileReachable, physical_address(slot.phys));
         }
         if !slot.is_device
             && !self.setup.features.fwb
             && let Some(at) = self.caches.first_exposed_address(slot.phys, size)
         {
-            self.report(Rule::ReturnedUnclean, format!("{at:#x}"));
+            self.report(Rule::ReturnedUnclean, physical_address(at));
         }
     }
 
@@ -52,7 +51,7 @@ impl Checker {
         let page = self.setup.geometry.granule().size();
         for (at, len) in self.logged_ranges.overlaps(ipa, size) {
             if size > page {
-                let detail = format!("{ipa:#x}: writable, {size:#x} bytes");
+                let detail = format!("{}: writable, {size:#x} bytes", guest_address(ipa));
                 self.report(Rule::NotMarkedDirty, detail);
             }
             self.writable_unmarked_ranges.add(at, len);
@@ -74,7 +73,7 @@ impl Checker {
 
     pub(crate) fn read_log(&mut self, ipa: Ipa, size: u64) {
         if let Some(at) = self.writable_unmarked_ranges.first_in(ipa, size) {
-            self.report(Rule::NotMarkedDirty, format!("{at:#x} is writable"));
+            self.report(Rule::NotMarkedDirty, format!("{} is writable", guest_address(at)));
         }
         self.check_write_protected(ipa, size);
         self.marked_ranges.remove(ipa, size);
@@ -83,7 +82,7 @@ impl Checker {
     /// Checks that no CPU can write the range without a fault.
     fn check_write_protected(&mut self, ipa: Ipa, size: u64) {
         if let Some(at) = self.tables.first_writable_leaf(ipa, size) {
-            self.report(Rule::LogReadTooEarly, format!("{at:#x} is writable"));
+            self.report(Rule::LogReadTooEarly, format!("{} is writable", guest_address(at)));
         }
         let is_writable = |stale: &&StaleEntry| {
             let entry = &stale.entry;
@@ -91,7 +90,7 @@ impl Checker {
         };
         let held = self.tlbs.overlapping(ipa, size).find(is_writable);
         if let Some(at) = held.map(|stale| stale.entry.position.ipa) {
-            let detail = format!("a TLB may hold {at:#x} writable");
+            let detail = format!("a TLB may hold {} writable", guest_address(at));
             self.report(Rule::LogReadTooEarly, detail);
         }
     }
@@ -108,7 +107,7 @@ impl Checker {
                 && !self.tlbs.is_removed_later(stale)
         };
         if self.tlbs.overlapping(ipa, 1).any(refaults) {
-            let detail = format!("{ipa:#x}: {access:?} may fault for ever");
+            let detail = format!("{}: {access:?} may fault for ever", guest_address(ipa));
             self.report(Rule::NoProgress, detail);
         }
     }
@@ -127,7 +126,7 @@ impl Checker {
                 && !self.tlbs.is_removed_later(stale)
         };
         if self.tlbs.overlapping(ipa, 1).any(refaults) {
-            let detail = format!("{ipa:#x}: the same access may fault for ever");
+            let detail = format!("{}: the same access may fault for ever", guest_address(ipa));
             self.report_caused(Rule::NoProgress, detail, Some(store));
         }
     }

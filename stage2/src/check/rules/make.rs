@@ -8,7 +8,7 @@ use crate::{
     address::TableAddress,
     check::{
         checker::Checker,
-        event::StoreKind,
+        event::{StoreKind, guest_address, physical_address},
         rule::Rule,
         stale_entry::{EntryChange, StaleEntry},
         table_model::EntryPosition,
@@ -36,7 +36,7 @@ impl Checker {
                 Rule::MakeBeforeInvalidated
             };
             let (ipa, was) = (stale.entry.position.ipa, stale.entry.old);
-            let detail = format!("{ipa:#x}: {was:?} may be held, {new:?} is made");
+            let detail = format!("{}: {was:?} may be held, {new:?} is made", guest_address(ipa));
             self.report_caused(rule, detail, Some(stale.entry.cause));
         }
     }
@@ -50,7 +50,7 @@ impl Checker {
     ) {
         let looked_up = self.cpus[cpu].lookup_sequence;
         if looked_up.is_some_and(|sequence| sequence != self.invalidation_sequence) {
-            self.report(Rule::StaleLookUp, format!("{:#x}", position.ipa));
+            self.report(Rule::StaleLookUp, guest_address(position.ipa));
         }
         match new.kind(position.level) {
             EntryKind::Table(child) => self.link(cpu, position, child, kind),
@@ -90,7 +90,8 @@ impl Checker {
             let changed = entries.iter().filter(changes).count();
             // The faulting access requires one changed part.
             if changed > 1 {
-                let detail = format!("{:#x}: {changed} parts of {block:?} differ", position.ipa);
+                let detail =
+                    format!("{}: {changed} parts of {block:?} differ", guest_address(position.ipa));
                 self.report(Rule::SplitRelaxed, detail);
             }
         }
@@ -116,7 +117,8 @@ impl Checker {
         let attributes = leaf.attributes();
         let is_memory = attributes.memory == MemoryType::Normal;
         let features = self.setup.features;
-        let detail = |why: &str| format!("{:#x} → {phys:#x}, {size:#x} bytes: {why}", position.ipa);
+        let addresses = [guest_address(position.ipa), physical_address(phys)].join(" → ");
+        let detail = |why: &str| format!("{addresses}, {size:#x} bytes: {why}");
         let granule = self.setup.geometry.granule();
         if !leaf.is_aligned(position.level, granule) {
             self.report(Rule::Misaligned, detail("not aligned"));
@@ -134,7 +136,7 @@ impl Checker {
             if !features.fwb
                 && let Some(at) = self.caches.first_dirty_address(phys, size)
             {
-                let why = format!("{at:#x} is not clean");
+                let why = format!("{} is not clean", physical_address(at));
                 self.report(Rule::UncleanReachable, detail(&why));
             }
             if attributes.execute
@@ -142,7 +144,7 @@ impl Checker {
                 && !features.dic
                 && let Some(at) = self.caches.first_stale_address(phys, size)
             {
-                let why = format!("{at:#x} may be stale");
+                let why = format!("{} may be stale", physical_address(at));
                 self.report(Rule::StaleInstructions, detail(&why));
             }
         }

@@ -8,6 +8,7 @@ use crate::{
     address::{PhysAddr, TableAddress},
     check::{
         checker::{Checker, CpuModel, HeldLock},
+        event::{guest_address, physical_address},
         rule::Rule,
         stale_entry::{ChangedEntry, EntryChange, StaleEntry},
     },
@@ -68,7 +69,10 @@ impl Checker {
             self.tables.broken_leaves.clear();
             for (at, size) in self.caches.end_operation() {
                 if !self.setup.features.fwb {
-                    self.report(Rule::ReturnedUnclean, format!("{at:#x}, {size:#x} bytes"));
+                    self.report(
+                        Rule::ReturnedUnclean,
+                        format!("{}, {size:#x} bytes", physical_address(at)),
+                    );
                 }
             }
         }
@@ -76,7 +80,7 @@ impl Checker {
 
     fn check_tables(&mut self) {
         for (ipa, entry) in self.tables.inconsistent_runs() {
-            self.report(Rule::ContiguousRun, format!("{ipa:#x}: {entry:?}"));
+            self.report(Rule::ContiguousRun, format!("{}: {entry:?}", guest_address(ipa)));
         }
         for (table, count, valid) in self.tables.take_miscounted() {
             let table = table.0;
@@ -115,7 +119,7 @@ impl Checker {
                 Rule::ReductionNotComplete
             };
             let (ipa, size, was) = (entry.position.ipa, entry.size, entry.old);
-            let detail = format!("{ipa:#x}, {size:#x} bytes: {was:?} may be held");
+            let detail = format!("{}, {size:#x} bytes: {was:?} may be held", guest_address(ipa));
             self.report_caused(rule, detail, Some(entry.cause));
         }
     }
@@ -209,7 +213,7 @@ impl Checker {
     }
 
     pub(crate) fn clean_invalidate(&mut self, phys: PhysAddr, size: u64) {
-        let detail = format!("{phys:#x}, {size:#x} bytes");
+        let detail = format!("{}, {size:#x} bytes", physical_address(phys));
         let overlaps_device = self
             .memslots
             .values()

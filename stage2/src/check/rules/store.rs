@@ -7,7 +7,7 @@ use crate::{
     address::{EntryAddress, TableAddress},
     check::{
         checker::{Checker, HeldLock},
-        event::StoreKind,
+        event::{StoreKind, guest_address},
         rule::Rule,
         stale_entry::{ChangedEntry, EntryChange, StaleEntry},
         table_model::EntryPosition,
@@ -118,7 +118,7 @@ impl Checker {
     }
 
     fn check_replacement(&mut self, position: &EntryPosition, old: Descriptor, new: Descriptor) {
-        let detail = format!("{:#x}: {old:?} → {new:?}", position.ipa);
+        let detail = format!("{}: {old:?} → {new:?}", guest_address(position.ipa));
         let bbm = self.setup.features.bbm;
         let (has_nt, table, block) = match (old.kind(position.level), new.kind(position.level)) {
             (EntryKind::Leaf(_), EntryKind::Table(table)) => (old.has_nt(), table, old),
