@@ -196,8 +196,12 @@ fn a_leaf_that_is_younger_than_the_fault_needs_no_invalidation() {
 ";
     let fault = format!("0 word{fault}");
 
+    // CPU 0 ceases to run the guest (HCR_EL2.TGE) before its function is called.
+    let (guest, host) = ("0 hcr 480000001\n0 isb\n", "0 hcr 488000000\n0 isb\n");
+
     assert_eq!(rules(&[&start, abort, other, &fault].concat()), []);
-    assert_eq!(rules(&[&start, other, abort, &fault].concat()), [Rule::NoProgress]);
+    assert_eq!(rules(&[&start, guest, host, other, abort, &fault].concat()), []);
+    assert_eq!(rules(&[&start, guest, other, host, abort, &fault].concat()), [Rule::NoProgress]);
 }
 
 /// The fault of `FAULT` by a thread that another one preempts before the page is marked dirty.

@@ -57,17 +57,25 @@ struct ChangedLeaf {
     store: Cause,
 }
 
+/// What has changed in tables since a CPU ceased to run a guest. The CPU holds none of the leaves that
+/// are younger: outside the guest, its TLB may cache no entry of the guest's regime (Arm ARM R_SQBCS,
+/// R_FXGNQ).
+#[derive(Debug, Default)]
+struct Changes {
+    entries: BTreeSet<PhysAddr>,
+    linked_tables: BTreeSet<PhysAddr>,
+}
+
 /// Steps of a thread since it began to handle a guest's abort. The thread may change the CPU.
 #[derive(Debug, Default)]
 struct Fault {
     /// Leaves that have become writable: the guest's number, first address, bytes and store.
     writable: Vec<(usize, Ipa, u64, Cause)>,
-    /// Leaves that were changed in place. A leaf that is younger than the fault did not cause it: if its
-    /// CPU holds it, the next fault handles that.
+    /// Leaves that were changed in place. A leaf that is younger than the guest's exit did not cause the
+    /// fault: if another CPU holds it that resumes the guest, the next fault handles that.
     changed: Vec<ChangedLeaf>,
-    /// Entries that any CPU has changed since, and tables that have been linked.
-    changed_entries: BTreeSet<PhysAddr>,
-    linked_tables: BTreeSet<PhysAddr>,
+    /// Changes by any CPU since the guest's exit.
+    since_exit: Changes,
     /// Pages that have been marked dirty.
     marked: Vec<Ipa>,
     /// The event that began the look-up in progress, in which an mmu_notifier may change entries.
@@ -102,6 +110,8 @@ pub(super) struct Calls {
     /// Threads in calls in which the hypervisor may delay the invalidation of restricted entries.
     by_user_space: BTreeSet<Thread>,
     faults: BTreeMap<Thread, Fault>,
+    /// The CPUs that have ceased to run a guest and begun no fault since.
+    outside_guest: BTreeMap<u8, Changes>,
     /// Calls whose end is missing, and ends without a call.
     unbalanced: u64,
     /// Indicates that the trace has the reads of the invalidation sequence.
@@ -125,6 +135,7 @@ impl Calls {
         Self {
             by_user_space: BTreeSet::new(),
             faults: BTreeMap::new(),
+            outside_guest: BTreeMap::new(),
             unbalanced: 0,
             reads_sequence: hypervisor.has(Role::ReadSequence),
             logged: BTreeMap::new(),
@@ -160,7 +171,9 @@ impl Calls {
             // Both are not recursive: an earlier call of the thread has ended.
             Role::Call => self.unbalanced += u64::from(!self.by_user_space.insert(thread)),
             Role::Abort => {
-                let earlier = self.faults.insert(thread, Fault::default());
+                let since_exit = self.outside_guest.remove(&cause.cpu).unwrap_or_default();
+                let fault = Fault { since_exit, ..Fault::default() };
+                let earlier = self.faults.insert(thread, fault);
                 self.unbalanced += u64::from(earlier.is_some());
             }
             Role::MarkDirty { argument } => {
@@ -307,8 +320,11 @@ impl Calls {
         if old.is_leaf(level)
             && new.is_leaf(level)
             && let Some(fault) = self.faults.get_mut(&thread)
-            && !fault.changed_entries.contains(&PhysAddr(entry.0))
-            && !fault.linked_tables.contains(&PhysAddr(entry.0).align_down(self.page_size))
+            && !fault.since_exit.entries.contains(&PhysAddr(entry.0))
+            && !fault
+                .since_exit
+                .linked_tables
+                .contains(&PhysAddr(entry.0).align_down(self.page_size))
         {
             let leaf = ChangedLeaf { guest: number, ipa, store };
             fault.changed.push(leaf);
@@ -382,18 +398,29 @@ impl Calls {
         }
     }
 
-    /// Records for the faults in progress that an entry has changed.
-    pub(super) fn age_faults_by_entry(&mut self, entry: PhysAddr) {
-        for fault in self.faults.values_mut() {
-            fault.changed_entries.insert(entry);
+    /// Records that a CPU begins or ceases to run a guest.
+    pub(super) fn run_guest(&mut self, cpu: u8, runs_guest: bool) {
+        if runs_guest {
+            self.outside_guest.remove(&cpu);
+        } else {
+            self.outside_guest.entry(cpu).or_default();
         }
     }
 
-    /// Records for the faults in progress that a table has been linked.
+    /// Records that an entry has changed.
+    pub(super) fn age_faults_by_entry(&mut self, entry: PhysAddr) {
+        self.changes().for_each(|changes| changes.entries.extend([entry]));
+    }
+
+    /// Records that a table has been linked.
     pub(super) fn age_faults_by_table(&mut self, table: PhysAddr) {
-        for fault in self.faults.values_mut() {
-            fault.linked_tables.insert(table);
-        }
+        self.changes().for_each(|changes| changes.linked_tables.extend([table]));
+    }
+
+    /// Returns the changes of the faults in progress, and of the CPUs outside a guest.
+    fn changes(&mut self) -> impl Iterator<Item = &mut Changes> {
+        let faults = self.faults.values_mut().map(|fault| &mut fault.since_exit);
+        faults.chain(self.outside_guest.values_mut())
     }
 
     /// Compares the references of changed tables with their entries, when no CPU holds the lock of

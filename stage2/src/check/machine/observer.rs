@@ -166,7 +166,9 @@ impl Observer {
                 self.select(cpu);
             }
             MachineAction::SetHcr(value) => {
-                self.registers[usize::from(cpu)].hcr = *value;
+                let registers = &mut self.registers[usize::from(cpu)];
+                registers.hcr = *value;
+                self.calls.run_guest(cpu, registers.runs_guest());
                 self.select(cpu);
             }
             MachineAction::Table { table, level, unordered_writer, entries } => {

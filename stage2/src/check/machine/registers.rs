@@ -66,6 +66,11 @@ impl Registers {
         self.hcr & HCR_FWB != 0
     }
 
+    /// Returns whether the CPU executes a guest, or is about to.
+    pub(super) const fn runs_guest(self) -> bool {
+        self.enables_stage2() && self.hcr & HCR_TGE == 0
+    }
+
     /// Returns whether stage 2 is enabled.
     pub(super) const fn enables_stage2(self) -> bool {
         self.hcr & HCR_VM != 0
