@@ -75,8 +75,8 @@ enum LabCommand {
     /// runs, and report each defect with its function (docs/checking.md). Without options: the
     /// page-table test with 4 vCPUs, 16M, base pages and hugetlb pages of a block, one seed
     #[command(
-        after_help = "Exit code: 0 no finding; 1 findings; 2 a job failed, or the run could \
-                            not be completed."
+        after_help = "Exit code: 0 no finding; 1 findings; 2 a job failed, no guest of a kernel \
+                      changed its tables, or the run could not be completed."
     )]
     Check {
         #[command(flatten)]

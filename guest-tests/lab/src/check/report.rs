@@ -19,8 +19,7 @@ use super::{
 };
 
 /// Error of a kernel whose jobs start no guest.
-const NO_GUEST: &str =
-    "no guest's tables were changed, so nothing was checked: choose another --test";
+const NO_GUEST: &str = "no guest's tables were changed, so nothing was checked";
 
 /// A job and its result.
 #[derive(Debug, Clone)]
@@ -40,6 +39,8 @@ pub struct Report {
     pub findings: Vec<ReportedFinding>,
     unapplied: Vec<(Unapplied, Vec<String>)>,
     unused: Vec<Suppression>,
+    /// The step that lets a kernel without a guest start one.
+    remedy: &'static str,
 }
 
 /// A defect and its occurrences.
@@ -79,8 +80,9 @@ impl ReportedFinding {
 }
 
 impl Report {
-    /// Returns the report of these jobs.
-    pub fn new(jobs: Vec<CheckedJob>, suppressions: &[Suppression]) -> Self {
+    /// Returns the report of these jobs; `remedy` is the step that lets a kernel without a guest start
+    /// one.
+    pub fn new(jobs: Vec<CheckedJob>, suppressions: &[Suppression], remedy: &'static str) -> Self {
         let mut findings: Vec<ReportedFinding> = Vec::new();
         let mut known = BTreeMap::new();
         let mut unapplied: BTreeMap<Unapplied, Vec<String>> = BTreeMap::new();
@@ -113,7 +115,7 @@ impl Report {
         }
         let is_used = |line: &Suppression| findings.iter().any(|one| line.applies_to(&one.defect));
         let unused = suppressions.iter().filter(|line| !is_used(line)).cloned().collect();
-        Self { jobs, findings, unapplied: unapplied.into_iter().collect(), unused }
+        Self { jobs, findings, unapplied: unapplied.into_iter().collect(), unused, remedy }
     }
 
     /// Returns the findings that are not accepted.
@@ -146,7 +148,7 @@ impl Report {
         self.write_suppressions(&mut text);
         self.write_unapplied(&mut text);
         for kernel in self.unchecked_kernels() {
-            writeln_to(&mut text, format_args!("{kernel}: error: {NO_GUEST}"));
+            writeln_to(&mut text, format_args!("{kernel}: error: {NO_GUEST}: {}", self.remedy));
         }
         let defects = pluralize(self.defects().count(), "finding");
         let suppressed = self.findings.len() - self.defects().count();
@@ -321,6 +323,8 @@ pub mod tests {
         *,
     };
 
+    const REMEDY: &str = "start a guest";
+
     fn job(kernel: &str, checked: Checked) -> CheckedJob {
         let (kernel, job) = (kernel.to_owned(), "anonymous".to_owned());
         CheckedJob { kernel, job, checked: Some(checked), error: None }
@@ -336,7 +340,7 @@ pub mod tests {
         let jobs = vec![job("base", first), job("series", checked(vec![both()]))];
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), suppressed).unwrap();
-        Report::new(jobs, &suppressions::read(file.path()).unwrap())
+        Report::new(jobs, &suppressions::read(file.path()).unwrap(), REMEDY)
     }
 
     #[test]
@@ -395,11 +399,12 @@ pub mod tests {
         empty.summary.stores = 0;
         let jobs = vec![job("a", empty.clone()), job("a", checked(vec![])), job("b", empty)];
 
-        let [one, both] = [&jobs[..2], &jobs].map(|jobs| Report::new(jobs.to_vec(), &[]));
+        let [one, both] = [&jobs[..2], &jobs].map(|jobs| Report::new(jobs.to_vec(), &[], REMEDY));
 
         assert!(!one.has_error() && both.has_error());
         let text = both.text();
-        assert!(text.contains("b: error: no guest's tables were changed, so nothing"), "{text}");
+        let error = format!("b: error: {NO_GUEST}: {REMEDY}\n");
+        assert!(text.contains(&error), "{text}");
     }
 
     #[test]
@@ -409,7 +414,7 @@ pub mod tests {
         let failed = CheckedJob { error: Some("crashed".to_owned()), ..job("x", checked(vec![])) };
 
         let reports = [job("x", truncated), failed, job("x", checked(Vec::new()))]
-            .map(|job| Report::new(vec![job], &[]));
+            .map(|job| Report::new(vec![job], &[], REMEDY));
 
         assert_eq!(reports.each_ref().map(Report::has_error), [true, true, false]);
         assert!(reports[1].text().contains("x anonymous: error: crashed"));

@@ -54,10 +54,11 @@ pub fn publish(
             });
         }
     }
-    publish_jobs(options, run_directory.path(), jobs)
+    publish_jobs(options, run_directory.path(), jobs, "choose another --test")
 }
 
-/// Writes the report of these jobs to a directory, and prints it. A finding fails the run.
+/// Writes the report of these jobs to a directory, and prints it. A finding fails the run; `remedy`
+/// is the step that lets a kernel without a guest start one.
 ///
 /// # Errors
 /// A job failed, so that findings may be missing.
@@ -65,8 +66,9 @@ pub fn publish_jobs(
     options: &FindingsOptions,
     directory: &Path,
     jobs: Vec<CheckedJob>,
+    remedy: &'static str,
 ) -> Result<RunStatus, LabError> {
-    let report = Report::new(jobs, &options.suppressions()?);
+    let report = Report::new(jobs, &options.suppressions()?, remedy);
     for (file, format) in FILES {
         Shell::new(false).write(&directory.join(file), text(&report, format))?;
     }
@@ -90,7 +92,8 @@ pub fn check_trace(
         checked: Some(checked),
         error: None,
     };
-    finish(&Report::new(vec![job], &suppressions), findings.format)
+    let remedy = "keep the trace of a run that starts a guest";
+    finish(&Report::new(vec![job], &suppressions, remedy), findings.format)
 }
 
 /// Returns the reason for which a test failed, if any. The result of a selftest is no concern of the
