@@ -57,7 +57,7 @@ struct ChangedLeaf {
     store: Cause,
 }
 
-/// What has changed in tables since a CPU ceased to run a guest. The CPU holds none of the leaves that
+/// The changes of tables since a CPU ceased to run a guest. The CPU holds none of the leaves that
 /// are younger: outside the guest, its TLB may cache no entry of the guest's regime (Arm ARM R_SQBCS,
 /// R_FXGNQ).
 #[derive(Debug, Default)]
