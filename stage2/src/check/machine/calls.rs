@@ -66,6 +66,21 @@ struct Changes {
     linked_tables: BTreeSet<PhysAddr>,
 }
 
+impl Changes {
+    /// Returns whether an entry has changed, or its table has been linked.
+    fn contain(&self, entry: PhysAddr, page_size: u64) -> bool {
+        self.entries.contains(&entry) || self.linked_tables.contains(&entry.align_down(page_size))
+    }
+
+    /// Removes the changes of tables that have been freed.
+    fn forget(&mut self, tables: &[PhysAddr], page_size: u64) {
+        for table in tables {
+            self.linked_tables.remove(table);
+            self.entries.extract_if(*table..*table + page_size, |_| true).for_each(drop);
+        }
+    }
+}
+
 /// Steps of a thread since it began to handle a guest's abort. The thread may change the CPU.
 #[derive(Debug, Default)]
 struct Fault {
@@ -234,6 +249,8 @@ impl Calls {
             self.references.remove(page);
             self.changed.remove(page);
         }
+        let page_size = self.page_size;
+        self.changes().for_each(|changes| changes.forget(pages, page_size));
     }
 
     /// Returns whether a thread handles an abort.
@@ -320,11 +337,7 @@ impl Calls {
         if old.is_leaf(level)
             && new.is_leaf(level)
             && let Some(fault) = self.faults.get_mut(&thread)
-            && !fault.since_exit.entries.contains(&PhysAddr(entry.0))
-            && !fault
-                .since_exit
-                .linked_tables
-                .contains(&PhysAddr(entry.0).align_down(self.page_size))
+            && !fault.since_exit.contain(PhysAddr(entry.0), self.page_size)
         {
             let leaf = ChangedLeaf { guest: number, ipa, store };
             fault.changed.push(leaf);
@@ -408,12 +421,12 @@ impl Calls {
     }
 
     /// Records that an entry has changed.
-    pub(super) fn age_faults_by_entry(&mut self, entry: PhysAddr) {
+    pub(super) fn age_by_entry(&mut self, entry: PhysAddr) {
         self.changes().for_each(|changes| changes.entries.extend([entry]));
     }
 
     /// Records that a table has been linked.
-    pub(super) fn age_faults_by_table(&mut self, table: PhysAddr) {
+    pub(super) fn age_by_table(&mut self, table: PhysAddr) {
         self.changes().for_each(|changes| changes.linked_tables.extend([table]));
     }
 

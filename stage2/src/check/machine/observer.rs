@@ -355,7 +355,7 @@ impl Observer {
             self.totals.unknown_tables += u64::from(tables.is_empty());
             for (at, page) in &tables {
                 self.calls.change_entry(store, PhysAddr(at.0));
-                self.calls.age_faults_by_table(PhysAddr(at.0));
+                self.calls.age_by_table(PhysAddr(at.0));
                 guest.checker.adopt_table(*at, page.descriptors(), page.writer());
             }
             if tables.is_empty() {
@@ -368,7 +368,7 @@ impl Observer {
             (number, guest),
             MadeEntry { entry: at, level, old, broken, new, store },
         );
-        self.calls.age_faults_by_entry(entry);
+        self.calls.age_by_entry(entry);
         if let Some(table) = before.filter(|_| before != after) {
             pages.forget(table);
         }
