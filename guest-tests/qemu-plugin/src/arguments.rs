@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, path::PathBuf};
 
 use thiserror::Error;
 
-use crate::{costs::CostTable, observe::arguments::TraceArguments};
+use crate::{costs::CostTable, observe::arguments::TraceArguments, tlb::TlbArguments};
 
 /// Arguments of the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Arguments {
     pub seed: Option<u64>,
     /// Costs of instructions in elapsed time.
     pub costs: CostTable,
+    /// Model of TLBs.
+    pub tlb: TlbArguments,
     /// Arguments of the trace.
     pub trace: TraceArguments,
 }
@@ -41,7 +43,8 @@ pub enum ArgumentError {
     /// Error returned for an unknown argument or an invalid value.
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, span=NAME:HEXADDRESS, \
-         instructions=on, stores=on, barriers=on, quantum=NANOSECONDS, seed=NUMBER, cost=CLASS:PICOSECONDS, trace=FILE, \
+         instructions=on, stores=on, barriers=on, quantum=NANOSECONDS, seed=NUMBER, cost=CLASS:PICOSECONDS, \
+         tlb=FIRST:WAYSxSETS, grain=BYTES, linear=HEXSTART:HEXEND, guest=HEXENTRY:HEXEXIT, trace=FILE, \
          function=NUMBER:HEXADDRESS:HEXEND, physical=NUMBER, lock=NUMBER:HEXOFFSET, \
          free=HEXADDRESS:HEXOFFSET, stacks=off or verify=on"
     )]
@@ -49,6 +52,11 @@ pub enum ArgumentError {
     /// Error returned for an argument of the trace without a trace.
     #[error("no trace: set trace=FILE, or omit function, lock, free, stacks and verify")]
     MissingTrace,
+    /// Error returned for a model of TLBs without sizes or grains.
+    #[error(
+        "incomplete model of TLBs: set tlb=FIRST:WAYSxSETS and at least one grain=BYTES, or neither"
+    )]
+    IncompleteTlb,
     /// Error returned for a malformed value of `at` or `span`.
     #[error("malformed argument '{key}={value}'; expected {key}=NAME:HEXADDRESS")]
     MalformedFunction {
@@ -75,6 +83,7 @@ impl Arguments {
         let (mut quantum, mut seed) = (None, None);
         let mut costs = CostTable::default();
         let mut trace = TraceArguments::default();
+        let mut tlb = TlbArguments::default();
         for argument in raw {
             let invalid = || ArgumentError::Invalid(argument.to_owned());
             match argument.split_once('=') {
@@ -91,12 +100,20 @@ impl Arguments {
                 }
                 Some(("seed", value)) => seed = Some(value.parse().map_err(|_| invalid())?),
                 Some(("cost", value)) => costs.set(value).ok_or_else(invalid)?,
+                Some((key @ ("tlb" | "grain" | "linear" | "guest"), value)) => {
+                    tlb.set(key, value).ok_or_else(invalid)?;
+                }
                 Some((key, value)) => trace.set(key, value).ok_or_else(invalid)?,
                 None => return Err(invalid()),
             }
         }
         if trace.file.is_none() && trace != TraceArguments::default() {
             return Err(ArgumentError::MissingTrace);
+        }
+        if tlb.sizes.is_none() != tlb.grains.is_empty()
+            || tlb.sizes.is_none() && tlb != TlbArguments::default()
+        {
+            return Err(ArgumentError::IncompleteTlb);
         }
         let out = out.ok_or(ArgumentError::MissingOutput)?;
         Ok(Self {
@@ -109,6 +126,7 @@ impl Arguments {
             quantum,
             seed,
             costs,
+            tlb,
             trace,
         })
     }
@@ -156,8 +174,12 @@ mod tests {
             (vec!["instructions=1"], ArgumentError::Invalid("instructions=1".to_owned())),
             (vec!["quantum=0"], ArgumentError::Invalid("quantum=0".to_owned())),
             (vec!["cost=x:1"], ArgumentError::Invalid("cost=x:1".to_owned())),
+            (vec!["out=f", "tlb=48"], ArgumentError::Invalid("tlb=48".to_owned())),
             (vec!["out=f", "free=0"], ArgumentError::Invalid("free=0".to_owned())),
             (vec!["out=f", "stacks=off"], ArgumentError::MissingTrace),
+            (vec!["out=f", "grain=4096"], ArgumentError::IncompleteTlb),
+            (vec!["out=f", "tlb=48:4x320"], ArgumentError::IncompleteTlb),
+            (vec!["out=f", "guest=1:2"], ArgumentError::IncompleteTlb),
             (vec!["out=f", "at=aborts"], malformed("at", "aborts")),
             (vec!["out=f", "at=:10"], malformed("at", ":10")),
             (vec!["out=f", "span=f"], malformed("span", "f")),

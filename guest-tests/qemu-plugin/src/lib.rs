@@ -23,6 +23,8 @@
 //!   virtual time. It needs `-icount`.
 //! * `cost=CLASS:PICOSECONDS`, repeatable: the [cost](costs) of a class of instructions in elapsed
 //!   time.
+//! * `tlb=FIRST:WAYSxSETS`, `grain=BYTES`, `linear=HEXSTART:HEXEND`, `guest=HEXENTRY:HEXEXIT`: counts
+//!   the walks of a [model of TLBs](tlb), for each size of the leaves that map the linear map.
 //! * `trace=FILE`: writes a [trace](observe) of what the machine does to stage-2 tables.
 //!
 //! Counting takes no virtual time. Counts are exact under `-icount`, where one thread runs all
@@ -49,3 +51,4 @@ pub mod running_cpu;
 pub mod segments;
 pub mod span;
 pub mod stores;
+pub mod tlb;

@@ -21,9 +21,10 @@ use crate::{
     observe::hooks,
     registers::find_registers,
     running_cpu::{self, CpuExit},
-    segments::{Event, SegmentTimes, Segments},
+    segments::{Addresses, Event, SegmentTimes, Segments},
     span::{Boundary, Span},
     stores::{barrier_name, is_store},
+    tlb::{TlbArguments, Tlbs},
 };
 
 /// The installed plugin.
@@ -41,10 +42,39 @@ struct Plugin {
     store_slot: Option<usize>,
     /// Indicates that `DSB` and `ISB` are counted.
     counts_barriers: bool,
+    /// TLBs, if they are modelled.
+    tlbs: Option<ObservedTlbs>,
     /// Elapsed time, if it is measured.
     elapsed_time_meter: Option<ElapsedTimeMeter>,
     /// Indicates that `qemu_plugin_insn_data` copies the bytes instead of returning a pointer.
     is_data_copied: bool,
+}
+
+/// Model of TLBs, and the slots of its counts: of all addresses, and of the linear map.
+struct ObservedTlbs {
+    tlbs: Tlbs,
+    accesses: [usize; 2],
+    /// Slots of the walks of each grain.
+    walks: Vec<[usize; 2]>,
+}
+
+impl ObservedTlbs {
+    /// Returns the model, which has the TLBs of one CPU; `None` without the argument.
+    fn new(
+        arguments: &TlbArguments,
+        cpus: usize,
+        slot: impl Fn(Event) -> usize,
+    ) -> Result<Option<Self>, String> {
+        let Some(tlbs) = Tlbs::new(arguments) else { return Ok(None) };
+        if cpus > 1 {
+            return Err(format!("tlb models the TLBs of one CPU, but the machine has {cpus}"));
+        }
+        let slots = |event: &dyn Fn(Addresses) -> Event| {
+            [Addresses::All, Addresses::Linear].map(|addresses| slot(event(addresses)))
+        };
+        let walks = arguments.grains.iter().map(|grain| slots(&|a| Event::Walk(a, *grain)));
+        Ok(Some(Self { walks: walks.collect(), accesses: slots(&Event::Access), tlbs }))
+    }
 }
 
 /// Meter of elapsed time.
@@ -144,6 +174,7 @@ impl Plugin {
         let slot = |is_counted: bool, event| is_counted.then(|| segments.slot(event));
         let instruction_slot = slot(arguments.counts_instructions, Event::Instruction);
         let store_slot = slot(arguments.counts_stores, Event::Store);
+        let tlbs = ObservedTlbs::new(&arguments.tlb, cpus, |event| segments.slot(event))?;
         Ok(Self {
             segments,
             functions,
@@ -151,6 +182,7 @@ impl Plugin {
             instruction_slot,
             store_slot,
             counts_barriers: arguments.counts_barriers,
+            tlbs,
             elapsed_time_meter: arguments
                 .quantum
                 .map(|quantum| ElapsedTimeMeter::new(quantum, arguments.seed, arguments.costs))
@@ -206,6 +238,9 @@ fn on_translate(tb: *mut sys::qemu_plugin_tb) {
                 on_execution(insn, on_counted_instruction, *slot);
             }
         }
+        if let Some(observed) = &plugin.tlbs {
+            observe_accesses(&observed.tlbs, insn, address);
+        }
         let word = plugin.instruction_word(insn);
         if let Some(boundary) = plugin.span.as_ref().and_then(|span| span.observe(address, word)) {
             on_block_start(tb, on_boundary, usize::from(boundary == Boundary::Entry));
@@ -220,7 +255,9 @@ fn on_translate(tb: *mut sys::qemu_plugin_tb) {
                     block.cost += cost;
                     on_execution(insn, on_dc_range_end, 0);
                 }
-                CostRule::Atomic => on_store(insn, on_atomic),
+                CostRule::Atomic => {
+                    on_access(insn, sys::qemu_plugin_mem_rw::QEMU_PLUGIN_MEM_W, on_atomic)
+                }
             }
         }
         block.may_halt = may_halt(word);
@@ -276,18 +313,28 @@ fn on_execution(
     }
 }
 
-/// Registers a callback for each store of an instruction.
-fn on_store(
+/// Registers a callback for each access of an instruction, of this kind.
+fn on_access(
     insn: *mut sys::qemu_plugin_insn,
+    kind: sys::qemu_plugin_mem_rw,
     callback: unsafe extern "C" fn(c_uint, sys::qemu_plugin_meminfo_t, u64, *mut c_void),
 ) {
     let no_registers = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS;
-    let stores = sys::qemu_plugin_mem_rw::QEMU_PLUGIN_MEM_W;
     let no_data = std::ptr::null_mut();
     // SAFETY: `insn` is valid during translation; the callback takes no data.
     unsafe {
-        sys::qemu_plugin_register_vcpu_mem_cb(insn, Some(callback), no_registers, stores, no_data);
+        sys::qemu_plugin_register_vcpu_mem_cb(insn, Some(callback), no_registers, kind, no_data);
     }
+}
+
+/// Registers the callbacks of the model of TLBs for an instruction.
+fn observe_accesses(tlbs: &Tlbs, insn: *mut sys::qemu_plugin_insn, address: u64) {
+    if let Some((entry, exit)) = tlbs.guest
+        && (address == entry || address == exit)
+    {
+        on_execution(insn, on_guest, usize::from(address == entry));
+    }
+    on_access(insn, sys::qemu_plugin_mem_rw::QEMU_PLUGIN_MEM_RW, on_data);
 }
 
 impl Plugin {
@@ -347,6 +394,30 @@ unsafe extern "C" fn on_atomic(
     if let Some(elapsed) = ElapsedTimeMeter::get() {
         elapsed.clock().account_atomic(address, &elapsed.costs);
     }
+}
+
+unsafe extern "C" fn on_guest(_: c_uint, is_entry: *mut c_void) {
+    if let Some(observed) = PLUGIN.get().and_then(|plugin| plugin.tlbs.as_ref()) {
+        observed.tlbs.set_guest(is_entry.addr() != 0);
+    }
+}
+
+unsafe extern "C" fn on_data(
+    cpu: c_uint,
+    _: sys::qemu_plugin_meminfo_t,
+    address: u64,
+    _: *mut c_void,
+) {
+    let Some(plugin) = PLUGIN.get() else { return };
+    let Some(observed) = &plugin.tlbs else { return };
+    let count = |slots: &[usize; 2], is_linear: bool| {
+        for slot in &slots[..=usize::from(is_linear)] {
+            plugin.segments.count(cpu as usize, *slot, 1);
+        }
+    };
+    let on_walk = |grain, is_linear| count(&observed.walks[grain], is_linear);
+    let is_linear = observed.tlbs.access(address, on_walk);
+    count(&observed.accesses, is_linear);
 }
 
 unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {

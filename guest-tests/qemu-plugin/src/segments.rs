@@ -45,6 +45,28 @@ pub enum Event {
     Store,
     /// A `DSB` or `ISB`, by its name.
     Barrier(&'static str),
+    /// A data access that the model of TLBs observes.
+    Access(Addresses),
+    /// A walk of the copy with this grain in bytes.
+    Walk(Addresses, u64),
+}
+
+/// Addresses of accesses and walks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Addresses {
+    /// Addresses of any kind.
+    All,
+    /// Addresses of the linear map.
+    Linear,
+}
+
+impl Addresses {
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::All => "",
+            Self::Linear => "linear ",
+        }
+    }
 }
 
 impl Event {
@@ -55,6 +77,8 @@ impl Event {
             Self::Instruction => "instructions".to_owned(),
             Self::Store => "stores".to_owned(),
             Self::Barrier(name) => (*name).to_owned(),
+            Self::Access(addresses) => format!("{}accesses", addresses.prefix()),
+            Self::Walk(addresses, grain) => format!("{}walks {}K", addresses.prefix(), grain >> 10),
         }
     }
 }
