@@ -63,6 +63,7 @@ pub fn check_image(options: &ImageOptions) -> Result<RunStatus, LabError> {
         is_sparse: false,
         quantum: Some(QUANTUM),
         costs: None,
+        tlb: None,
         hold: None,
     };
     emulator::probe(&qemu, &machine, Some(&plugin))?;

@@ -48,7 +48,9 @@ mod host {
     pub mod initramfs;
     pub mod job;
     pub mod kernel_tables;
+    pub mod page_cache_load;
     pub mod program;
+    pub mod tlb;
 }
 
 use std::{

@@ -206,6 +206,22 @@ pub mod mark {
         execute_hint::<PHASE_END>();
     }
 
+    /// Marks the start of a step of a program that marks itself, from 1 to 8; other numbers have no
+    /// mark.
+    pub fn begin_step(number: u32) {
+        match number {
+            1 => execute_hint::<FIRST_STEP>(),
+            2 => execute_hint::<{ FIRST_STEP + 1 }>(),
+            3 => execute_hint::<{ FIRST_STEP + 2 }>(),
+            4 => execute_hint::<{ FIRST_STEP + 3 }>(),
+            5 => execute_hint::<{ FIRST_STEP + 4 }>(),
+            6 => execute_hint::<{ FIRST_STEP + 5 }>(),
+            7 => execute_hint::<{ FIRST_STEP + 6 }>(),
+            8 => execute_hint::<LAST_STEP>(),
+            _ => {}
+        }
+    }
+
     /// Marks the start of a program without marks; [`end_phase`] marks its end.
     pub fn begin_unmarked_program() {
         execute_hint::<UNMARKED_PROGRAM>();

@@ -19,7 +19,7 @@ use granule_types::units::{Bytes, Nanoseconds};
 use crate::{
     LabError,
     command::{Command, CommandError},
-    host::{costs::CostTable, hold::Hold},
+    host::{costs::CostTable, hold::Hold, tlb::TlbModel},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct EmulatedMachine {
     pub quantum: Option<Nanoseconds>,
     /// Costs of instructions in elapsed time.
     pub costs: Option<CostTable>,
+    /// Model of the TLBs of the only CPU.
+    pub tlb: Option<TlbModel>,
     /// Hold of a CPU at a function.
     pub hold: Option<Hold>,
 }
@@ -92,6 +94,7 @@ impl EmulatedMachine {
     pub fn plugin_option(&self, plugin: &Path, counts: &Path) -> String {
         let mut option = path_option("file=", plugin);
         option += &path_option(",out=", counts);
+        option += &self.tlb.as_ref().map_or_else(String::new, TlbModel::plugin_arguments);
         let Some(Nanoseconds(quantum)) = self.quantum else { return option };
         option += &format!(",quantum={quantum}");
         option += &self.costs.as_ref().map_or_else(String::new, CostTable::plugin_arguments);
@@ -188,6 +191,7 @@ mod tests {
             is_sparse: false,
             quantum: None,
             costs: None,
+            tlb: None,
             hold: None,
         };
 

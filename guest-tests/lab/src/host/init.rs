@@ -30,7 +30,7 @@ use crate::{
         expect, guest_init,
         job::{self, CpuSchedule, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH, TestEnding},
         kernel_tables::KernelTables,
-        program,
+        page_cache_load, program,
     },
     running_program::RunningProgram,
 };
@@ -202,6 +202,10 @@ fn reserve_pools(job: &Job) -> Result<Option<TestEnding>, String> {
 
 fn run_test(job: &Job) -> Result<TestEnding, String> {
     if job.reports_kernel_tables {
+        if job.loads_page_cache {
+            let load = page_cache_load::run(Path::new("/tmp"));
+            load.context(|| "cannot load the page cache".to_owned())?;
+        }
         return report_tables();
     }
     let [program, arguments @ ..] = job.argv.as_slice() else {

@@ -53,6 +53,9 @@ pub struct Job {
     /// Indicates that PID 1 runs no program, and reports the kernel's page tables.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reports_kernel_tables: bool,
+    /// Indicates that PID 1 runs the load on the page cache before the report.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub loads_page_cache: bool,
     /// Script for standard input and output of the test; if empty, the test has no standard input.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expect: Vec<Exchange>,

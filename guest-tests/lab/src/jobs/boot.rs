@@ -2,13 +2,17 @@
 //! Jobs of `granule lab boot`: one boot of a kernel with one size of memory and one value of
 //! `rodata`, in the host or in a guest.
 
+use std::ops::Range;
+
 use granule_types::{backing::Backing, units::Bytes};
 
 use crate::{
+    command::CommandError,
     jobs::{
         guest::LinuxGuest,
         planned_job::{Host, HugePagePools, MeasuredBoot, PlannedJob, memory_and_pools, run_guest},
     },
+    kernel::{Kernel, image::PAGING_FUNCTION},
     options::{BootMatrix, Rodata},
 };
 
@@ -24,6 +28,12 @@ pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
             // One CPU has no turns, and a boot no time.
             job.machine.quantum = job.machine.quantum.filter(|_| job.machine.cpus > 1);
             job.kernel_parameters = format!("{} {}", rodata.parameters(), job.kernel_parameters);
+            job.machine.tlb = matrix.tlb_model();
+            if job.machine.tlb.is_some() {
+                // The guest is a load; without one, PID 1 has loads.
+                job.job.has_unmarked_program = matrix.guest.is_some();
+                job.job.loads_page_cache = matrix.guest.is_none();
+            }
             job.boot = Some(MeasuredBoot { memory, rodata, guest: matrix.guest });
             jobs.push(job);
         }
@@ -54,6 +64,29 @@ fn guest_boot(host: Host<'_>, backing: Backing, memory: Bytes, rodata: Rodata) -
     planned
 }
 
+/// Returns the arguments of the plugin with addresses of a kernel whose boot is measured, each after
+/// a comma; empty for other jobs.
+///
+/// # Errors
+/// The kernel has no `System.map`, or lacks a function.
+pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, CommandError> {
+    if job.boot.is_none() {
+        return Ok(String::new());
+    }
+    let mut arguments =
+        format!(",span={PAGING_FUNCTION}:{:x}", kernel.required_function(PAGING_FUNCTION)?);
+    if job.machine.tlb.is_some() {
+        let Range { start, end } = kernel.linear_map()?;
+        arguments += &format!(",linear={start:x}:{end:x}");
+    }
+    if job.machine.tlb.is_some() && job.guest.is_some() {
+        let entry = kernel.required_function("__guest_enter")?;
+        let exit = kernel.required_function("__guest_exit")?;
+        arguments += &format!(",guest={entry:x}:{exit:x}");
+    }
+    Ok(arguments)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +115,20 @@ mod tests {
         assert!(last.machine.process_memory() < Bytes::gib(16));
         assert!(last.kernel_parameters.contains("rodata=on"));
         assert!(last.job.reports_kernel_tables && last.guest.is_none());
+    }
+
+    #[test]
+    fn with_a_model_of_tlbs_the_page_cache_or_the_guest_is_the_load() {
+        for (line, loads) in
+            [("boot --tlb 48:4x320", true), ("boot --tlb 48:4x320 --guest 4k", false)]
+        {
+            let jobs = matrix::jobs(&options(line), PageSize::Kib4, &[]);
+
+            let job = &jobs[0].job;
+            assert_eq!((job.loads_page_cache, job.has_unmarked_program), (loads, !loads), "{line}");
+            let model = jobs[0].machine.tlb.as_ref().unwrap();
+            assert_eq!(model.grains, [Bytes::kib(4), Bytes::kib(64), Bytes::mib(2)]);
+        }
     }
 
     #[test]

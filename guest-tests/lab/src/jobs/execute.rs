@@ -34,7 +34,7 @@ use crate::{
         job::{FACTS_PATH, JOB_PATH, KERNEL_TEST_PATH, receive_report},
     },
     jobs::{
-        JobResult,
+        JobResult, boot,
         counts::{CountError, check_waits, read_segments},
         guest::LinuxGuest,
         matrix::{self, PlannedJob},
@@ -42,10 +42,7 @@ use crate::{
         outcome::{JobError, JobOutcome, find_oops, find_splat},
         outcome_file::{Failure, OutcomeFile},
     },
-    kernel::{
-        Kernel,
-        image::{PAGING_FUNCTION, function_address},
-    },
+    kernel::{Kernel, image::function_address},
     observing_emulator::find_observing_emulator,
     options::{CheckOptions, CommonOptions, DEFAULT_QEMU, DefaultPrograms, Paths, Rodata},
     shell::{self, FileHashes, Shell, sha256},
@@ -125,11 +122,11 @@ impl Executor {
         let observed = self.check.as_ref().map(|_| ObservedKernel::open(kernel)).transpose()?;
         let socket = job.machine.hold.as_ref().map(|_| GdbSocket::new(shell.is_dry_run()));
         let socket = socket.transpose().map_err(HoldError::from)?;
-        let span = match job.boot.map(|_| kernel.required_function(PAGING_FUNCTION)) {
-            Some(Err(_)) if shell.is_dry_run() => None,
-            address => address.transpose()?,
+        let addresses = match boot::address_arguments(kernel, job) {
+            Err(_) if shell.is_dry_run() => String::new(),
+            arguments => arguments?,
         };
-        let mut command = self.command((kernel, job), directory, observed.as_ref(), span);
+        let mut command = self.command((kernel, job), directory, observed.as_ref(), &addresses);
         if let Some(socket) = &socket {
             command = command.args(socket.emulator_arguments());
         }
@@ -249,13 +246,13 @@ impl Executor {
         Ok((job, serde_json::to_string(&facts).map_err(unserializable)?))
     }
 
-    /// Returns the command of the emulator. `span` is the address of the measured function.
+    /// Returns the command of the emulator with additional arguments of the plugin.
     fn command(
         &self,
         (kernel, job): (&Kernel, &PlannedJob),
         directory: &Path,
         observed: Option<&ObservedKernel>,
-        span: Option<u64>,
+        plugin_arguments: &str,
     ) -> Command {
         let machine = &job.machine;
         let mut plugin = machine.plugin_option(&self.plugin, &directory.join(COUNTS_FILE));
@@ -265,9 +262,7 @@ impl Executor {
         } else if job.guest.is_some() && job.program.is_none() {
             plugin += ",instructions=on";
         }
-        if let Some(address) = span {
-            plugin += &format!(",span={PAGING_FUNCTION}:{address:x}");
-        }
+        plugin += plugin_arguments;
         for (name, address) in &kernel.functions {
             plugin += &format!(",at={name}:{address:x}");
         }

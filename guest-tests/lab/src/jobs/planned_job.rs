@@ -86,6 +86,7 @@ impl PlannedJob {
                 seed: 0,
                 has_unmarked_program: true,
                 reports_kernel_tables: false,
+                loads_page_cache: false,
                 expect: Vec::new(),
                 deadline_seconds: DEADLINE_SECONDS,
             },
@@ -106,6 +107,7 @@ pub fn machine(host: &HostOptions, cpus: u32, memory: Bytes) -> EmulatedMachine 
         is_sparse: false,
         quantum: Some(Nanoseconds(host.quantum)),
         costs: host.costs.clone(),
+        tlb: None,
         hold: host.hold.clone(),
     }
 }

@@ -3,6 +3,7 @@
 
 use std::{
     io,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -115,6 +116,14 @@ impl Kernel {
         })
     }
 
+    /// Returns the addresses of the linear map, by those of the image.
+    ///
+    /// # Errors
+    /// As [`Self::required_function`].
+    pub fn linear_map(&self) -> Result<Range<u64>, CommandError> {
+        Ok(linear_map(self.required_function("_text")?))
+    }
+
     /// Returns the version in the image.
     ///
     /// # Errors
@@ -207,9 +216,29 @@ fn uncounted(functions: &[(String, u64)]) -> Vec<&'static str> {
     COUNTED_FUNCTIONS.iter().map(|(name, _)| *name).filter(|name| !is_counted(name)).collect()
 }
 
+/// Returns the addresses of the linear map: the lower half of the kernel's addresses, while the
+/// image at `text` is at the start of the upper half (`arch/arm64/include/asm/memory.h`). With
+/// 52-bit addresses the lower half begins below that of 48-bit ones.
+const fn linear_map(text: u64) -> Range<u64> {
+    /// Lowest address of a kernel with 52-bit addresses.
+    const LOWEST: u64 = 0xfff0_0000_0000_0000;
+    LOWEST..!(u64::MAX >> text.leading_ones())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_linear_map_ends_where_the_half_of_the_image_begins() {
+        for (text, end) in [
+            (0xffff_8000_1000_0000, 0xffff_8000_0000_0000), // 48 bits, Linux 5.10
+            (0xffff_8000_8000_0000, 0xffff_8000_0000_0000), // Linux 7.3
+            (0xffff_ffc0_0800_0000, 0xffff_ffc0_0000_0000), // 39 bits
+        ] {
+            assert_eq!(linear_map(text).end, end, "{text:#x}");
+        }
+    }
 
     #[test]
     fn the_counts_are_those_that_metrics_know() {

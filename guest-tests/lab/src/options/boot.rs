@@ -11,7 +11,11 @@ use granule_types::{
 use serde::{Deserialize, Serialize};
 
 use super::{CommonOptions, Options, ReportOptions, Workload};
-use crate::{LabError, values::PageSize};
+use crate::{
+    LabError,
+    host::tlb::{TlbModel, TlbSizes, parse_grain},
+    values::PageSize,
+};
 
 /// Configuration fragment of the measured kernels, with the dump of their tables.
 const FRAGMENT: &str = "config/kernel-tables.config";
@@ -30,6 +34,13 @@ pub struct BootMatrix {
     /// Measure the same kernel in a guest with one vCPU, which `granule run` boots on this backing
     #[arg(long, value_name = "BACKING")]
     pub(crate) guest: Option<Backing>,
+    /// Model the CPU's TLBs, a fully associative level and one with sets, and count walks under loads
+    #[arg(long, value_name = "FIRST:WAYSxSETS")]
+    pub(crate) tlb: Option<TlbSizes>,
+    /// Sizes of the linear map's leaves in the model of --tlb; separate sizes by commas
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K,64K,2M",
+          value_parser = parse_grain)]
+    pub(crate) grain: Vec<Bytes>,
     /// Accept that the kernels map the linear map differently
     #[arg(long)]
     pub(crate) accept_dump_change: bool,
@@ -74,6 +85,11 @@ impl fmt::Display for Rodata {
 }
 
 impl BootMatrix {
+    /// Returns the model of TLBs, if there is one.
+    pub(crate) fn tlb_model(&self) -> Option<TlbModel> {
+        Some(TlbModel { sizes: self.tlb?, grains: self.grain.clone() })
+    }
+
     /// Refuses a backing that a host with this page size lacks.
     pub(super) fn check(&self, page_size: PageSize) -> Result<(), LabError> {
         self.guest.map_or(Ok(()), |backing| page_size.check(backing, "--guest"))
@@ -90,6 +106,9 @@ impl Options {
             return Err(LabError::Unusable(
                 "--host-memory is the memory of the host of --guest: set --memory instead".into(),
             ));
+        }
+        if matrix.tlb.is_some() && common.host.smp.is_some_and(|cpus| cpus > 1) {
+            return Err(LabError::Unusable("--tlb models the TLBs of one CPU: omit --smp".into()));
         }
         let fragment = common.kernels.origin.locations.linux()?.join(FRAGMENT);
         // Fragments of the user take precedence.

@@ -15,6 +15,7 @@ use crate::{
     report::{
         FailedJob, RunInfo, RunStatus, publish,
         table_figures::{BootRecord, COUNT_COLUMNS},
+        tlb_figures::LoadWalks,
     },
     shell::Shell,
     with_causes,
@@ -92,9 +93,11 @@ impl Report {
             ("Per GiB".to_owned(), costs_head, columns.slopes(run, boots)),
             ("Memory".to_owned(), memory_head, rows(&memory_cells)),
         ];
+        let tables = tables.into_iter().chain(walks_table(run, boots, matrix));
+        let tables: Vec<Table> = tables.filter(|(_, _, rows)| !rows.is_empty()).collect();
         let remarks = remarks(costs, matrix);
         let mut text = String::new();
-        for (title, head, rows) in tables.iter().filter(|(_, _, rows)| !rows.is_empty()) {
+        for (title, head, rows) in &tables {
             text += &format!("{title}\n\n{}\n", markdown(head, rows));
         }
         for remark in remarks.iter().chain(&changes) {
@@ -132,10 +135,10 @@ impl Columns {
         COUNT_COLUMNS.len() - if self.has_guest { 0 } else { 1 }
     }
 
-    fn cost_headings(&self) -> Vec<&'static str> {
+    fn cost_headings(&self) -> Vec<String> {
         let counts = COUNT_COLUMNS.iter().take(self.counts()).map(|(heading, _)| *heading);
         let model = self.has_model.then_some("model ms");
-        NAME_COLUMNS.into_iter().chain(counts).chain(model).collect()
+        NAME_COLUMNS.into_iter().chain(counts).chain(model).map(str::to_owned).collect()
     }
 
     fn costs(&self, record: &BootRecord) -> Vec<String> {
@@ -184,8 +187,8 @@ fn slope(points: &[(f64, f64)]) -> Option<f64> {
     (spread > 0.0).then(|| products / spread)
 }
 
-fn memory_headings() -> Vec<&'static str> {
-    [&NAME_COLUMNS[..], &MEMORY_COLUMNS[..]].concat()
+fn memory_headings() -> Vec<String> {
+    NAME_COLUMNS.into_iter().chain(MEMORY_COLUMNS).map(str::to_owned).collect()
 }
 
 fn memory_cells(record: &BootRecord) -> Vec<String> {
@@ -210,7 +213,28 @@ fn remarks(costs: Option<&CostTable>, matrix: &BootMatrix) -> Vec<String> {
     remarks.extend(costs.map(|costs| {
         format!("model ms: the counts by the costs of {}, no measured time.", costs.machine())
     }));
+    remarks.extend(matrix.tlb_model().map(|model| {
+        format!(
+            "Walks: data accesses that miss a model of the TLBs ({}), whose copies differ in the \
+             leaves of the linear map; counts, no measured time.",
+            model.sizes
+        )
+    }));
     remarks
+}
+
+/// Returns the table of walks, if TLBs are modelled.
+fn walks_table(run: RunInfo<'_>, boots: &Boots, matrix: &BootMatrix) -> Option<Table> {
+    let model = matrix.tlb_model()?;
+    let rows = places(run, boots).flat_map(|(job, kernel, boot)| {
+        let loads = boot.as_ref().map_or(&[][..], |boot| &boot.loads);
+        let row =
+            |load: &LoadWalks| [vec![job.to_owned(), kernel.to_owned()], load.cells()].concat();
+        loads.iter().map(row).collect::<Vec<_>>()
+    });
+    let names = NAME_COLUMNS.into_iter().map(str::to_owned);
+    let headings = names.chain(LoadWalks::headings(&model)).collect();
+    Some(("TLB walks".to_owned(), headings, rows.collect()))
 }
 
 /// Returns a sentence for each boot whose linear map differs from that of the first kernel.
@@ -238,7 +262,7 @@ fn dump_changes(run: RunInfo<'_>, boots: &Boots) -> Vec<String> {
 }
 
 /// Formats a Markdown table; all columns but those of names are aligned to the right.
-fn markdown(head: &[&str], rows: &[Vec<String>]) -> String {
+fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
     let rules = (0..head.len()).map(|at| if at < NAME_COLUMNS.len() { "---|" } else { "--:|" });
     let mut text = format!("| {} |\n|{}\n", head.join(" | "), rules.collect::<String>());
     for row in rows {
@@ -247,7 +271,7 @@ fn markdown(head: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-type Table = (String, Vec<&'static str>, Vec<Vec<String>>);
+type Table = (String, Vec<String>, Vec<Vec<String>>);
 
 fn html(
     run: RunInfo<'_>,
@@ -273,10 +297,11 @@ fn html(
     if !charts.is_empty() {
         let _ = write!(body, "<h2>By memory</h2>\n<div class=\"charts\">\n{charts}</div>\n");
     }
-    for (title, head, rows) in tables.iter().filter(|(_, _, rows)| !rows.is_empty()) {
+    for (title, head, rows) in tables {
         let escape = |row: &Vec<String>| row.iter().map(|cell| page::escape_html(cell)).collect();
         let rows: Vec<Vec<String>> = rows.iter().map(escape).collect();
-        let _ = write!(body, "<h2>{title}</h2>\n{}", page::table(head, &rows));
+        let head: Vec<&str> = head.iter().map(String::as_str).collect();
+        let _ = write!(body, "<h2>{title}</h2>\n{}", page::table(&head, &rows));
     }
     run.page("Kernel page tables", body, failures)
 }

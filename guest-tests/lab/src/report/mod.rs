@@ -8,6 +8,7 @@ pub mod guest_boot_report;
 pub mod kernel_table_report;
 pub mod selftest_report;
 mod table_figures;
+mod tlb_figures;
 
 use std::io::{self, Write};
 

@@ -24,6 +24,7 @@ use crate::{
     },
     kernel::image::PAGING_FUNCTION,
     options::Rodata,
+    report::tlb_figures::LoadWalks,
 };
 
 /// Identifier of the format of a record.
@@ -48,6 +49,9 @@ pub struct BootRecord {
     pub model_ns: Option<Nanoseconds>,
     #[serde(flatten)]
     pub tables: KernelTables,
+    /// Walks of the model of TLBs in each load.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub loads: Vec<LoadWalks>,
 }
 
 /// Heading of a column and the counts that it sums.
@@ -99,6 +103,11 @@ impl BootRecord {
             model_ns: costs.map(|costs| costs.model(&counters)),
             counters,
             tables,
+            loads: job
+                .machine
+                .tlb
+                .as_ref()
+                .map_or_else(Vec::new, |model| LoadWalks::of_segments(&outcome.segments, model)),
         })
     }
 
@@ -162,6 +171,7 @@ pub mod tests {
                 dump_sha256: Some(dump.to_owned()),
                 dump: Some(dump.to_owned()),
             },
+            loads: Vec::new(),
         }
     }
 
