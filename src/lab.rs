@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use granule_lab::{
     self as lab, BisectOptions, BootMatrix, CheckArgs, CommonOptions, GuestMatrix, HostPackages,
     ImageOptions, LinuxVersion, Locations, Matrix, Options, ProgramOptions, ReportOptions,
-    RunStatus, SelftestOptions, SourceOptions, Step,
+    RunStatus, SelftestOptions, SourceOptions, Step, ZapMatrix,
 };
 
 use super::{CommandOutcome, CommandResult};
@@ -57,6 +57,15 @@ enum LabCommand {
         common: CommonOptions,
         #[command(flatten)]
         matrix: BootMatrix,
+    },
+    /// Remove anonymous memory from the page tables of a process, and report what the calls cost
+    /// (docs/zap.md)
+    #[command(after_help = "Exit code: 0 done; 1 a job failed; 2 the run could not be completed.")]
+    Zap {
+        #[command(flatten)]
+        common: CommonOptions,
+        #[command(flatten)]
+        matrix: ZapMatrix,
     },
     /// Run your own static arm64 program in the emulated host or in a guest, and compare its
     /// counts (docs/workloads.md)
@@ -145,6 +154,7 @@ pub fn run(args: Args) -> CommandResult {
         LabCommand::Smoke { common } => return execute(&Options::smoke(common)?),
         LabCommand::Guest { common, matrix } => return execute(&Options::guest(common, matrix)),
         LabCommand::Boot { common, matrix } => return execute(&Options::boot(common, matrix)?),
+        LabCommand::Zap { common, matrix } => return execute(&Options::zap(common, matrix)),
         LabCommand::Workload { program, common, report, arguments } => {
             return execute(&Options::program(common, program, arguments, report)?);
         }

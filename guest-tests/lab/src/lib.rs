@@ -51,6 +51,7 @@ mod host {
     pub mod page_cache_load;
     pub mod program;
     pub mod tlb;
+    pub mod zap;
 }
 
 use std::{
@@ -73,7 +74,7 @@ pub use self::{
         BootMatrix, BuildOptions, CheckArgs, CommonOptions, ExecutionOptions, FindingsOptions,
         GuestMatrix, HostOptions, ImageOptions, KernelOptions, Locations, Matrix, Options,
         OutputOptions, ProgramMatrix, ProgramOptions, ReportOptions, SelftestOptions,
-        SourceOptions, TestProgram, Workload,
+        SourceOptions, TestProgram, Workload, ZapMatrix,
     },
     report::{RunStatus, check_report::check_trace},
     steps::{Step, step},

@@ -31,6 +31,7 @@ use crate::{
         job::{self, CpuSchedule, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH, TestEnding},
         kernel_tables::KernelTables,
         page_cache_load, program,
+        zap::Zap,
     },
     running_program::RunningProgram,
 };
@@ -208,6 +209,9 @@ fn run_test(job: &Job) -> Result<TestEnding, String> {
         }
         return report_tables();
     }
+    if let Some(zap) = &job.zap {
+        return zap_memory(zap);
+    }
     let [program, arguments @ ..] = job.argv.as_slice() else {
         return Err("the job has no program: argv is empty".to_owned());
     };
@@ -249,6 +253,14 @@ fn report_tables() -> Result<TestEnding, String> {
     let tables = KernelTables::read().context(|| "cannot read the page tables".to_owned())?;
     let text = serde_json::to_string(&tables).context(|| "cannot write a report".to_owned())?;
     fs::write(RESULTS_PATH, text).context(|| format!("cannot write {RESULTS_PATH}"))?;
+    let ns = Nanoseconds(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    Ok(TestEnding::Exited { code: 0, ns })
+}
+
+/// Maps memory, and removes it between marks.
+fn zap_memory(zap: &Zap) -> Result<TestEnding, String> {
+    let start = Instant::now();
+    zap.run().context(|| "cannot measure the removal of memory".to_owned())?;
     let ns = Nanoseconds(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
     Ok(TestEnding::Exited { code: 0, ns })
 }

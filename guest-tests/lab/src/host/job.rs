@@ -26,7 +26,10 @@ use rand_xoshiro::{
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{host::expect::Exchange, shell::sha256};
+use crate::{
+    host::{expect::Exchange, zap::Zap},
+    shell::sha256,
+};
 
 /// Path of the job in the initramfs.
 pub const JOB_PATH: &str = "/job.json";
@@ -56,6 +59,9 @@ pub struct Job {
     /// Indicates that PID 1 runs the load on the page cache before the report.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub loads_page_cache: bool,
+    /// Memory that PID 1 removes from its page tables instead of running a program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zap: Option<Zap>,
     /// Script for standard input and output of the test; if empty, the test has no standard input.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expect: Vec<Exchange>,

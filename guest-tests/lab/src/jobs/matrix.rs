@@ -15,6 +15,7 @@ use crate::{
             Host, HugePagePools, host_memory, memory_and_pools, run_guest, sysfs_settings,
         },
         program_run::ProgramRun,
+        zap,
     },
     kernel::selftests::Invocation,
     options::{GuestMatrix, Matrix, Options, ProgramMatrix, ProgramPlace, Workload},
@@ -56,6 +57,7 @@ pub fn jobs(options: &Options, page_size: PageSize, tests: &[Invocation]) -> Vec
             matrix.load.combinations(unused, |_, cpus, seed| host_program(host, matrix, cpus, seed))
         }
         Workload::Boot(matrix) => boot::jobs(host, matrix),
+        Workload::Zap(matrix) => zap::jobs(host, matrix),
         Workload::PageTableTest(matrix) => {
             let program = tests.first();
             matrix.load.combinations(backings, |backing, vcpus, seed| {
@@ -176,7 +178,7 @@ pub mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::options::{BootMatrix, CommonOptions, ReportOptions};
+    use crate::options::{BootMatrix, CommonOptions, ReportOptions, ZapMatrix};
 
     /// Returns the options of a command line: `lab OPTIONS`, `guest OPTIONS`.
     pub fn options(line: &str) -> Options {
@@ -199,6 +201,13 @@ pub mod tests {
             matrix: BootMatrix,
         }
         #[derive(Debug, Parser)]
+        struct ZapArgs {
+            #[command(flatten)]
+            common: CommonOptions,
+            #[command(flatten)]
+            matrix: ZapMatrix,
+        }
+        #[derive(Debug, Parser)]
         struct GuestArgs {
             #[command(flatten)]
             common: CommonOptions,
@@ -213,6 +222,10 @@ pub mod tests {
         if line.starts_with("boot") {
             let BootArgs { common, matrix } = BootArgs::try_parse_from(words)?;
             return Ok(Options::boot(common, matrix).unwrap());
+        }
+        if line.starts_with("zap") {
+            let ZapArgs { common, matrix } = ZapArgs::try_parse_from(words)?;
+            return Ok(Options::zap(common, matrix));
         }
         let TestArgs { common, matrix } = TestArgs::try_parse_from(words)?;
         Ok(Options::page_table_test(common, matrix, ReportOptions::default()))

@@ -87,6 +87,7 @@ impl PlannedJob {
                 has_unmarked_program: true,
                 reports_kernel_tables: false,
                 loads_page_cache: false,
+                zap: None,
                 expect: Vec::new(),
                 deadline_seconds: DEADLINE_SECONDS,
             },

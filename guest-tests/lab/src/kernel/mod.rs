@@ -101,7 +101,9 @@ impl<'a> Preparation<'a> {
         let has_tests = match &options.workload {
             Workload::PageTableTest(matrix) => matrix.test == TestProgram::KernelPageTableTest,
             Workload::Selftests(_) => true,
-            Workload::Guest(_) | Workload::Program(_) | Workload::Boot(_) => false,
+            Workload::Guest(_) | Workload::Program(_) | Workload::Boot(_) | Workload::Zap(_) => {
+                false
+            }
         };
         let uses_cache = kernels.images.is_empty() || has_tests;
         let lock = if uses_cache { lock_cache(shell, &paths.cache)? } else { None };
@@ -241,7 +243,9 @@ fn build_tests(
                 .map_or_else(|_| matrix.mode.id, |file| guest_mode_number(&file, matrix.mode.id));
             Ok(vec![(program, vec!["-m".to_owned(), mode.to_string()])])
         }
-        Workload::Guest(_) | Workload::Program(_) | Workload::Boot(_) => Ok(Vec::new()),
+        Workload::Guest(_) | Workload::Program(_) | Workload::Boot(_) | Workload::Zap(_) => {
+            Ok(Vec::new())
+        }
     }
 }
 

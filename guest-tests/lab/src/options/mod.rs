@@ -8,6 +8,7 @@ mod host;
 mod image;
 mod kernels;
 mod workload;
+mod zap;
 
 use std::{
     env, io,
@@ -31,6 +32,7 @@ pub use self::{
     workload::{
         GuestMatrix, Matrix, ProgramMatrix, ProgramOptions, SelftestOptions, TestProgram, Workload,
     },
+    zap::ZapMatrix,
 };
 pub(crate) use host::DEFAULT_QEMU;
 pub(crate) use workload::ProgramPlace;

@@ -11,7 +11,7 @@ use granule_types::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{BootMatrix, cpu_count_parser};
+use super::{BootMatrix, ZapMatrix, cpu_count_parser};
 use crate::{
     LabError,
     host::program::{Program, check_static_arm64},
@@ -32,6 +32,8 @@ pub enum Workload {
     Program(ProgramMatrix),
     /// Boots of the kernel itself, whose page tables are measured.
     Boot(BootMatrix),
+    /// Removals of memory from the page tables of a process.
+    Zap(ZapMatrix),
 }
 
 impl Workload {
@@ -50,7 +52,7 @@ impl Workload {
             Self::Program(matrix) => matrix.load.check(page_size),
             Self::Guest(matrix) => matrix.load.check(page_size),
             Self::Boot(matrix) => matrix.check(page_size),
-            Self::Selftests(_) => Ok(()),
+            Self::Selftests(_) | Self::Zap(_) => Ok(()),
         }
     }
 }

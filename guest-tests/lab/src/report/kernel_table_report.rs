@@ -262,7 +262,7 @@ fn dump_changes(run: RunInfo<'_>, boots: &Boots) -> Vec<String> {
 }
 
 /// Formats a Markdown table; all columns but those of names are aligned to the right.
-fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
+pub(super) fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
     let rules = (0..head.len()).map(|at| if at < NAME_COLUMNS.len() { "---|" } else { "--:|" });
     let mut text = format!("| {} |\n|{}\n", head.join(" | "), rules.collect::<String>());
     for row in rows {

@@ -9,6 +9,7 @@ pub mod kernel_table_report;
 pub mod selftest_report;
 mod table_figures;
 mod tlb_figures;
+pub mod zap_report;
 
 use std::io::{self, Write};
 
@@ -85,6 +86,10 @@ pub fn publish_results(
             progress.finish();
             let costs = options.common.host.costs.as_ref();
             kernel_table_report::report(run_directory, run, results, (matrix, costs))
+        }
+        Workload::Zap(_) => {
+            progress.finish();
+            zap_report::report(run_directory, run, results)
         }
         Workload::PageTableTest(_) | Workload::Program(_) => {
             let failed = run_directory.write_records(kernels, jobs, results, progress)?;

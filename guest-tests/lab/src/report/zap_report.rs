@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Report of `granule lab zap`: what the removal of memory costs on each kernel.
+
+use std::{collections::BTreeMap, fmt::Write};
+
+use granule_report::render::{group_digits, page};
+use granule_types::{mark, record::HostInfo, units::pluralize};
+use serde::Serialize;
+
+use crate::{
+    LabError,
+    host::{costs::is_broadcast, zap::Zap},
+    jobs::{
+        JobResults, KERNEL_DOES_NOT_BOOT,
+        counts::{CountError, SegmentLine},
+        matrix::PlannedJob,
+        outcome::{JobError, JobOutcome},
+        run_directory::RunDirectory,
+    },
+    report::{FailedJob, RunInfo, RunStatus, kernel_table_report::markdown, publish},
+    shell::Shell,
+    with_causes,
+};
+
+/// Identifier of the format of a record.
+const SCHEMA: &str = "granule.zap/1";
+const REMARK: &str = "Counts of the calls, user and kernel. TLBI broadcast includes VAE1IS, VALE1IS \
+                      and ranges.";
+const NAMES: [&str; 2] = ["call", "kernel"];
+
+/// Heading of a column and the counts that it sums.
+type CountColumn = (&'static str, fn(&str) -> bool);
+
+const COLUMNS: [CountColumn; 9] = [
+    ("instructions", |name| name == "instructions"),
+    ("stores", |name| name == "stores"),
+    ("TLBI local", |name| tlbi(name).is_some_and(|operation| !is_broadcast(operation))),
+    ("TLBI broadcast", |name| tlbi(name).is_some_and(is_broadcast)),
+    ("VAE1IS", |name| name == "TLBI VAE1IS"),
+    ("VALE1IS", |name| name == "TLBI VALE1IS"),
+    ("ranges", |name| tlbi(name).is_some_and(|operation| operation.starts_with('R'))),
+    ("DSB ISH", |name| name == "DSB ISH"),
+    ("DSB ISHST", |name| name == "DSB ISHST"),
+];
+
+fn tlbi(name: &str) -> Option<&str> {
+    name.strip_prefix("TLBI ")
+}
+
+/// Record of one removal, a line of `results.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct ZapRecord {
+    schema: &'static str,
+    host: HostInfo,
+    #[serde(flatten)]
+    zap: Zap,
+    /// Counts between the marks.
+    counters: BTreeMap<String, u64>,
+}
+
+impl ZapRecord {
+    fn from_outcome(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
+        outcome.passed_duration()?;
+        let Some(zap) = job.job.zap else {
+            return Err(outcome.test_error("removes no memory".to_owned()));
+        };
+        Ok(Self {
+            schema: SCHEMA,
+            host: outcome.report.host.clone().unwrap_or_default(),
+            zap,
+            counters: step_counts(&outcome.segments)?,
+        })
+    }
+
+    /// Returns the count of each column; a count that did not occur is 0.
+    fn cells(&self) -> Vec<String> {
+        let sum = |selects: fn(&str) -> bool| {
+            let selected = self.counters.iter().filter(|(name, _)| selects(name));
+            group_digits(&selected.map(|(_, count)| count).sum::<u64>().to_string())
+        };
+        COLUMNS.iter().map(|(_, selects)| sum(*selects)).collect()
+    }
+}
+
+/// Returns the counts of the only step.
+fn step_counts(segments: &[SegmentLine]) -> Result<BTreeMap<String, u64>, CountError> {
+    let mut steps = segments.iter().filter(|segment| mark::step_number(segment.mark).is_some());
+    match (steps.next(), steps.next()) {
+        (Some(step), None) => Ok(step.counts.clone()),
+        _ => Err(CountError::NoProgram),
+    }
+}
+
+/// Publishes the report, and writes the records of each kernel. A failed job fails the run.
+pub fn report(
+    run_directory: &RunDirectory,
+    run: RunInfo<'_>,
+    results: JobResults,
+) -> Result<RunStatus, LabError> {
+    let zaps = run.group_by_job(results, |job, result| match result {
+        Some(Ok(outcome)) => {
+            ZapRecord::from_outcome(job, &outcome).map_err(|error| with_causes(&error))
+        }
+        Some(Err(error)) => Err(with_causes(&error)),
+        None => Err(KERNEL_DOES_NOT_BOOT.to_owned()),
+    });
+    for (index, kernel) in run.kernels.iter().enumerate() {
+        let mut lines = String::new();
+        for record in zaps.iter().filter_map(|zaps| zaps[index].as_ref().ok()) {
+            lines += &(serde_json::to_string(record)? + "\n");
+        }
+        Shell::new(false).write(&run_directory.results_path(kernel), lines)?;
+    }
+    let (text, html, status) = render(run, &zaps);
+    publish(run_directory, &text, &html)?;
+    Ok(status)
+}
+
+/// Returns the report in both formats, and the status of the run.
+fn render(
+    run: RunInfo<'_>,
+    zaps: &[Vec<Result<ZapRecord, String>>],
+) -> (String, String, RunStatus) {
+    let (mut rows, mut failures) = (Vec::new(), Vec::<FailedJob>::new());
+    for (job, zaps) in run.jobs.iter().zip(zaps) {
+        for (kernel, zap) in run.kernels.iter().zip(zaps) {
+            match zap {
+                Ok(zap) => {
+                    rows.push([vec![job.name.clone(), kernel.name.clone()], zap.cells()].concat());
+                }
+                Err(error) => {
+                    failures.push((format!("{} on {}", job.name, kernel.name), error.clone()));
+                }
+            }
+        }
+    }
+    let status = if failures.is_empty() { RunStatus::Passed } else { RunStatus::Failed };
+    let head: Vec<_> = NAMES.into_iter().chain(COLUMNS.map(|(heading, _)| heading)).collect();
+    let mut text = String::new();
+    let class = if status == RunStatus::Passed { "" } else { "regression" };
+    let all = pluralize(run.jobs.len() * run.kernels.len(), "job");
+    let mut body = page::verdict(class, &format!("{all}, {} failed.", failures.len()));
+    if !rows.is_empty() {
+        let owned: Vec<_> = head.iter().copied().map(str::to_owned).collect();
+        text += &format!("{}\n{REMARK}\n", markdown(&owned, &rows));
+        let escape = |row: &Vec<String>| row.iter().map(|cell| page::escape_html(cell)).collect();
+        let rows: Vec<Vec<String>> = rows.iter().map(escape).collect();
+        body += &format!("<p>{REMARK}</p>\n{}", page::table(&head, &rows));
+    }
+    for (place, error) in &failures {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "\n{place}: {error}\n");
+    }
+    (text, run.page("Removal of memory", body, &failures), status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        jobs::matrix::{self, tests::options},
+        kernel::Kernel,
+        values::PageSize,
+    };
+
+    #[test]
+    fn the_report_has_a_row_for_each_call_and_kernel() {
+        let jobs = &matrix::jobs(&options("zap --order 9 --call dontneed"), PageSize::Kib4, &[]);
+        let kernels = ["base", "series"].map(|name| Kernel::placeholder(name.into(), "I".into()));
+        let run = RunInfo { kernels: &kernels, jobs, emulator: "QEMU 7.2" };
+        let counters = [("instructions", 12_345), ("TLBI VALE1IS", 6), ("TLBI RVAE1IS", 4)];
+        let record = ZapRecord {
+            schema: SCHEMA,
+            host: HostInfo::default(),
+            zap: jobs[0].job.zap.unwrap(),
+            counters: counters.map(|(name, count)| (name.to_owned(), count)).into(),
+        };
+
+        let (text, html, status) = render(run, &[vec![Ok(record), Err("no boot".to_owned())]]);
+
+        let row = "| dontneed-1G-order-9 | base | 12,345 | 0 | 0 | 10 | 0 | 6 | 4 | 0 | 0 |";
+        assert!(text.contains(row), "{text}");
+        assert!(text.contains("dontneed-1G-order-9 on series: no boot"), "{text}");
+        assert!(html.contains("2 jobs, 1 failed."));
+        assert_eq!(status, RunStatus::Failed);
+    }
+
+    #[test]
+    fn the_counts_are_those_of_the_only_step() {
+        let segment = |mark, count| SegmentLine {
+            mark,
+            span: None,
+            counts: [("stores".to_owned(), count)].into(),
+            time: None,
+        };
+        let segments = [segment(0x60, 1), segment(0x78, 2), segment(0x60, 4)];
+
+        assert_eq!(step_counts(&segments).unwrap()["stores"], 2);
+        assert!(matches!(step_counts(&segments[..1]), Err(CountError::NoProgram)));
+    }
+}
