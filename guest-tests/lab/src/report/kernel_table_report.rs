@@ -9,20 +9,20 @@ use granule_types::units::{Nanoseconds, pluralize};
 use crate::{
     LabError,
     host::costs::CostTable,
-    jobs::{JobResults, KERNEL_DOES_NOT_BOOT, run_directory::RunDirectory},
+    jobs::{JobResults, run_directory::RunDirectory},
     kernel::image::PAGING_FUNCTION,
     options::BootMatrix,
     report::{
-        FailedJob, RunInfo, RunStatus, publish,
+        FailedJob, RunInfo, RunStatus,
+        count_table::{Records, markdown, write_records},
+        publish,
         table_figures::{BootRecord, COUNT_COLUMNS},
         tlb_figures::LoadWalks,
     },
-    shell::Shell,
-    with_causes,
 };
 
 /// Records or error messages of all boots: `[job][kernel]`.
-type Boots = Vec<Vec<Result<BootRecord, String>>>;
+type Boots = Records<BootRecord>;
 
 /// Headings of the columns before the counts.
 const NAME_COLUMNS: [&str; 2] = ["boot", "kernel"];
@@ -43,20 +43,9 @@ pub fn report(
     results: JobResults,
     (matrix, costs): (&BootMatrix, Option<&CostTable>),
 ) -> Result<RunStatus, LabError> {
-    let boots: Boots = run.group_by_job(results, |job, result| match result {
-        Some(Ok(outcome)) => {
-            BootRecord::from_outcome(job, &outcome, costs).map_err(|e| with_causes(&e))
-        }
-        Some(Err(error)) => Err(with_causes(&error)),
-        None => Err(KERNEL_DOES_NOT_BOOT.to_owned()),
-    });
-    for (index, kernel) in run.kernels.iter().enumerate() {
-        let mut lines = String::new();
-        for record in boots.iter().filter_map(|boots| boots[index].as_ref().ok()) {
-            lines += &(serde_json::to_string(record)? + "\n");
-        }
-        Shell::new(false).write(&run_directory.results_path(kernel), lines)?;
-    }
+    let boots: Boots = write_records(run_directory, run, results, |job, outcome| {
+        BootRecord::from_outcome(job, outcome, costs)
+    })?;
     let report = Report::new(run, &boots, (matrix, costs));
     publish(run_directory, &report.text, &report.html)?;
     Ok(report.status)
@@ -259,16 +248,6 @@ fn dump_changes(run: RunInfo<'_>, boots: &Boots) -> Vec<String> {
         }
     }
     changes
-}
-
-/// Formats a Markdown table; all columns but those of names are aligned to the right.
-pub(super) fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
-    let rules = (0..head.len()).map(|at| if at < NAME_COLUMNS.len() { "---|" } else { "--:|" });
-    let mut text = format!("| {} |\n|{}\n", head.join(" | "), rules.collect::<String>());
-    for row in rows {
-        text += &format!("| {} |\n", row.join(" | "));
-    }
-    text
 }
 
 type Table = (String, Vec<String>, Vec<Vec<String>>);

@@ -4,6 +4,7 @@
 mod boot_figures;
 pub mod check_report;
 pub mod comparison;
+mod count_table;
 pub mod guest_boot_report;
 pub mod kernel_table_report;
 pub mod selftest_report;

@@ -11,11 +11,7 @@ use granule_types::{
 use serde::Serialize;
 
 use crate::{
-    host::{
-        costs::{CostTable, is_broadcast},
-        guest_init,
-        kernel_tables::KernelTables,
-    },
+    host::{costs::CostTable, guest_init, kernel_tables::KernelTables},
     jobs::{
         counts::{CountError, SegmentLine},
         matrix::PlannedJob,
@@ -24,7 +20,10 @@ use crate::{
     },
     kernel::image::PAGING_FUNCTION,
     options::Rodata,
-    report::tlb_figures::LoadWalks,
+    report::{
+        count_table::{CountColumn, TLBI_BROADCAST, TLBI_LOCAL, column_sums},
+        tlb_figures::LoadWalks,
+    },
 };
 
 /// Identifier of the format of a record.
@@ -54,25 +53,18 @@ pub struct BootRecord {
     pub loads: Vec<LoadWalks>,
 }
 
-/// Heading of a column and the counts that it sums.
-type CountColumn = (&'static str, fn(&str) -> bool);
-
 /// Columns of counts in the report.
 pub const COUNT_COLUMNS: [CountColumn; 9] = [
     ("instructions", |name| name == "instructions"),
     ("stores", |name| name == "stores"),
-    ("TLBI local", |name| tlbi(name).is_some_and(|operation| !is_broadcast(operation))),
-    ("TLBI broadcast", |name| tlbi(name).is_some_and(is_broadcast)),
+    TLBI_LOCAL,
+    TLBI_BROADCAST,
     ("DSB ISH", |name| name == "DSB ISH"),
     ("DSB ISHST", |name| name == "DSB ISHST"),
     ("ISB", |name| name == "ISB"),
     ("DC ZVA", |name| name == "DC ZVA"),
     ("aborts", |name| name == "guest_aborts"),
 ];
-
-fn tlbi(name: &str) -> Option<&str> {
-    name.strip_prefix("TLBI ")
-}
 
 impl BootRecord {
     /// Returns the record of a boot that ended well.
@@ -113,10 +105,7 @@ impl BootRecord {
 
     /// Returns the count of each column; a count that did not occur is 0.
     pub fn counts(&self) -> [u64; COUNT_COLUMNS.len()] {
-        COUNT_COLUMNS.map(|(_, selects)| {
-            let selected = self.counters.iter().filter(|(name, _)| selects(name));
-            selected.map(|(_, count)| count).sum()
-        })
+        column_sums(&COUNT_COLUMNS, &self.counters)
     }
 }
 

@@ -9,17 +9,22 @@ use serde::Serialize;
 
 use crate::{
     LabError,
-    host::{costs::is_broadcast, zap::Zap},
+    host::zap::Zap,
     jobs::{
-        JobResults, KERNEL_DOES_NOT_BOOT,
+        JobResults,
         counts::{CountError, SegmentLine},
         matrix::PlannedJob,
         outcome::{JobError, JobOutcome},
         run_directory::RunDirectory,
     },
-    report::{FailedJob, RunInfo, RunStatus, kernel_table_report::markdown, publish},
-    shell::Shell,
-    with_causes,
+    report::{
+        FailedJob, RunInfo, RunStatus,
+        count_table::{
+            CountColumn, Records, TLBI_BROADCAST, TLBI_LOCAL, column_sums, markdown, tlbi,
+            write_records,
+        },
+        publish,
+    },
 };
 
 /// Identifier of the format of a record.
@@ -28,24 +33,17 @@ const REMARK: &str = "Counts of the calls, user and kernel. TLBI broadcast inclu
                       and ranges.";
 const NAMES: [&str; 2] = ["call", "kernel"];
 
-/// Heading of a column and the counts that it sums.
-type CountColumn = (&'static str, fn(&str) -> bool);
-
 const COLUMNS: [CountColumn; 9] = [
     ("instructions", |name| name == "instructions"),
     ("stores", |name| name == "stores"),
-    ("TLBI local", |name| tlbi(name).is_some_and(|operation| !is_broadcast(operation))),
-    ("TLBI broadcast", |name| tlbi(name).is_some_and(is_broadcast)),
+    TLBI_LOCAL,
+    TLBI_BROADCAST,
     ("VAE1IS", |name| name == "TLBI VAE1IS"),
     ("VALE1IS", |name| name == "TLBI VALE1IS"),
     ("ranges", |name| tlbi(name).is_some_and(|operation| operation.starts_with('R'))),
     ("DSB ISH", |name| name == "DSB ISH"),
     ("DSB ISHST", |name| name == "DSB ISHST"),
 ];
-
-fn tlbi(name: &str) -> Option<&str> {
-    name.strip_prefix("TLBI ")
-}
 
 /// Record of one removal, a line of `results.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -72,13 +70,9 @@ impl ZapRecord {
         })
     }
 
-    /// Returns the count of each column; a count that did not occur is 0.
     fn cells(&self) -> Vec<String> {
-        let sum = |selects: fn(&str) -> bool| {
-            let selected = self.counters.iter().filter(|(name, _)| selects(name));
-            group_digits(&selected.map(|(_, count)| count).sum::<u64>().to_string())
-        };
-        COLUMNS.iter().map(|(_, selects)| sum(*selects)).collect()
+        let sums = column_sums(&COLUMNS, &self.counters);
+        sums.map(|sum| group_digits(&sum.to_string())).into()
     }
 }
 
@@ -97,30 +91,14 @@ pub fn report(
     run: RunInfo<'_>,
     results: JobResults,
 ) -> Result<RunStatus, LabError> {
-    let zaps = run.group_by_job(results, |job, result| match result {
-        Some(Ok(outcome)) => {
-            ZapRecord::from_outcome(job, &outcome).map_err(|error| with_causes(&error))
-        }
-        Some(Err(error)) => Err(with_causes(&error)),
-        None => Err(KERNEL_DOES_NOT_BOOT.to_owned()),
-    });
-    for (index, kernel) in run.kernels.iter().enumerate() {
-        let mut lines = String::new();
-        for record in zaps.iter().filter_map(|zaps| zaps[index].as_ref().ok()) {
-            lines += &(serde_json::to_string(record)? + "\n");
-        }
-        Shell::new(false).write(&run_directory.results_path(kernel), lines)?;
-    }
+    let zaps = write_records(run_directory, run, results, ZapRecord::from_outcome)?;
     let (text, html, status) = render(run, &zaps);
     publish(run_directory, &text, &html)?;
     Ok(status)
 }
 
 /// Returns the report in both formats, and the status of the run.
-fn render(
-    run: RunInfo<'_>,
-    zaps: &[Vec<Result<ZapRecord, String>>],
-) -> (String, String, RunStatus) {
+fn render(run: RunInfo<'_>, zaps: &Records<ZapRecord>) -> (String, String, RunStatus) {
     let (mut rows, mut failures) = (Vec::new(), Vec::<FailedJob>::new());
     for (job, zaps) in run.jobs.iter().zip(zaps) {
         for (kernel, zap) in run.kernels.iter().zip(zaps) {
@@ -176,7 +154,7 @@ mod tests {
             counters: counters.map(|(name, count)| (name.to_owned(), count)).into(),
         };
 
-        let (text, html, status) = render(run, &[vec![Ok(record), Err("no boot".to_owned())]]);
+        let (text, html, status) = render(run, &vec![vec![Ok(record), Err("no boot".to_owned())]]);
 
         let row = "| dontneed-1G-order-9 | base | 12,345 | 0 | 0 | 10 | 0 | 6 | 4 | 0 | 0 |";
         assert!(text.contains(row), "{text}");
