@@ -91,6 +91,13 @@ address! {
     PhysAddr
 }
 
+#[cfg(feature = "check")]
+address! {
+    /// A virtual address of a kernel, bits 55 to 0: the input of its stage 1. Hardware ignores the top
+    /// byte or requires a copy of bit 55 in it.
+    VirtAddr
+}
+
 /// Physical address of a table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]

@@ -204,6 +204,25 @@ impl Geometry {
         })
     }
 
+    /// Creates the geometry of the input addresses of stage 1, which has one root table.
+    ///
+    /// # Errors
+    /// [`GeometryError`] for a width below 25 or above 48.
+    #[cfg(feature = "check")]
+    pub(crate) const fn of_stage1(granule: Granule, bits: u32) -> Result<Self, GeometryError> {
+        if bits < 25 || bits > ADDRESS_BITS {
+            return Err(GeometryError { bits });
+        }
+        let start = match (bits - granule.shift()).div_ceil(granule.level_bits()) {
+            0..=1 => Level(3),
+            2 => Level(2),
+            3 => Level(1),
+            _ => Level(0),
+        };
+        let (size, common_size) = (1 << bits, 0);
+        Ok(Self { granule, ipa_bits: bits, start, size, common_size, root_tables: 1 })
+    }
+
     /// Returns the granule.
     pub const fn granule(&self) -> Granule {
         self.granule

@@ -71,6 +71,8 @@ mod sync {
     };
 }
 
+#[cfg(feature = "check")]
+pub use address::VirtAddr;
 pub use address::{EntryAddress, Ipa, PhysAddr, TableAddress};
 pub use engine::{
     Access, ExclusiveWalk, Fault, FaultStatus, Features, MapError, MapRequest, Mapper, SharedWalk,

@@ -120,7 +120,7 @@ impl Checker {
     pub fn new(setup: Setup) -> Self {
         let cpus = usize::from(setup.cpus);
         Self {
-            tables: TableModel::new(&setup),
+            tables: TableModel::of_stage2(&setup),
             tlbs: TlbModel::new(cpus),
             caches: CacheModel::new(cpus),
             cpus: vec![CpuModel::default(); cpus],

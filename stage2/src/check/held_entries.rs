@@ -3,8 +3,6 @@
 
 use alloc::vec::Vec;
 
-use crate::operations::Tlbi;
-
 /// The extent of a TLB invalidation or of a DSB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
@@ -22,10 +20,12 @@ impl Extent {
     }
 }
 
-/// Entries that an invalidation removes.
+/// Entries that an invalidation removes. A TLB entry of one stage alone counts as one of stage 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Removed {
+pub(super) enum Removed {
     Stage2,
+    /// Combined entries alone.
+    Combined,
     /// Stage-2 and combined entries.
     Everything,
 }
@@ -51,19 +51,25 @@ pub(super) struct HeldEntries {
 }
 
 impl HeldEntries {
-    /// Returns the state after a change: all CPUs may hold the stage-2 entry.
-    pub(super) const fn of_all(cpus: usize) -> Self {
-        Self { stage2: u64::MAX >> (64 - cpus), combined: 0, pending: Vec::new() }
+    /// Returns the state after a change: these CPUs, as bits, may hold the entry.
+    pub(super) const fn of(cpus: u64) -> Self {
+        Self { stage2: cpus, combined: 0, pending: Vec::new() }
     }
 
     /// Records an invalidation that reaches some CPUs. Returns those for which its issuer had none
     /// pending.
-    pub(super) fn issue(&mut self, cpu: usize, kind: Tlbi, extent: Extent, reached: u64) -> u64 {
-        let (removes, held) = match kind {
-            Tlbi::Ipa { .. } | Tlbi::Range { .. } => (Removed::Stage2, self.stage2),
+    pub(super) fn issue(
+        &mut self,
+        cpu: usize,
+        removed: Removed,
+        extent: Extent,
+        reached: u64,
+    ) -> u64 {
+        let (removes, held) = match removed {
+            Removed::Stage2 => (Removed::Stage2, self.stage2),
             // While a CPU holds the stage-2 entry, it can create combined entries again.
-            Tlbi::Stage1 { .. } => (Removed::Everything, self.combined),
-            Tlbi::All { .. } => (Removed::Everything, self.stage2 | self.combined),
+            Removed::Combined => (Removed::Everything, self.combined),
+            Removed::Everything => (Removed::Everything, self.stage2 | self.combined),
         };
         let from = held & reached;
         let is_same = |pending: &&mut PendingInvalidation| {
@@ -89,7 +95,7 @@ impl HeldEntries {
             if is_completed {
                 match pending.removes {
                     Removed::Stage2 => stage2 |= pending.from,
-                    Removed::Everything => everything |= pending.from,
+                    Removed::Combined | Removed::Everything => everything |= pending.from,
                 }
             }
             !is_completed
@@ -98,6 +104,12 @@ impl HeldEntries {
         self.stage2 &= !(stage2 | everything);
         self.combined = (before.1 | (before.0 & stage2)) & !everything;
         (before.0 ^ self.stage2) | (before.1 ^ self.combined)
+    }
+
+    /// Removes what a CPU holds.
+    pub(super) fn forget(&mut self, cpu: usize) {
+        self.stage2 &= !(1 << cpu);
+        self.combined &= !(1 << cpu);
     }
 
     pub(super) const fn is_held_by(&self, cpu: usize) -> bool {

@@ -10,11 +10,12 @@
 //! Events come from a `Recorder` (feature `std`) around the engine's operations, or from a [trace](mod@trace) of
 //! any program. A trace can be replayed and [shrunk](Trace::shrink), as `examples/trace.rs` does.
 //!
-//! Not modelled: stage 1 by itself, hardware updates of the access flag and the dirty state,
+//! Not modelled: stage 1 of guests, hardware updates of the access flag and the dirty state,
 //! reordering of plain stores beyond the rules, tables with more than one VMID.
 
 mod cache_model;
 mod checker;
+mod entry;
 mod event;
 mod held_entries;
 pub mod machine;
@@ -23,9 +24,11 @@ mod operation_hooks;
 mod recorder;
 mod rule;
 mod shrink;
+mod stage1;
 mod stale_entry;
 mod table_model;
 mod tlb_model;
+mod tlbi_operand;
 pub mod trace;
 
 mod rules {

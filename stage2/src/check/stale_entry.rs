@@ -15,15 +15,16 @@
 //! at the same time, so the model tracks each CPU's TLBIs separately.
 
 use super::{
+    entry::{Invalidation, TableEntry},
     event::Cause,
     held_entries::{Extent, HeldEntries},
     table_model::EntryPosition,
 };
 use crate::{
-    address::{Ipa, PhysAddr, TableAddress},
-    descriptor::{Descriptor, MemoryType},
+    address::{PhysAddr, TableAddress},
+    descriptor::Descriptor,
     geometry::Level,
-    operations::{Dsb, Scope, Tlbi},
+    operations::{Dsb, Scope},
 };
 
 /// The type of a change to a valid entry.
@@ -37,9 +38,9 @@ pub(super) enum EntryChange {
 
 /// A valid entry and its change by a store.
 #[derive(Debug, Clone)]
-pub(super) struct ChangedEntry {
-    pub(super) position: EntryPosition,
-    pub(super) old: Descriptor,
+pub(super) struct ChangedEntry<E: TableEntry = Descriptor> {
+    pub(super) position: EntryPosition<E::Input>,
+    pub(super) old: E,
     /// The number of bytes that the entry maps.
     pub(super) size: u64,
     pub(super) change: EntryChange,
@@ -50,19 +51,19 @@ pub(super) struct ChangedEntry {
     pub(super) cause: Cause,
 }
 
-impl ChangedEntry {
+impl<E: TableEntry> ChangedEntry<E> {
     /// Returns whether accesses by the old entry may have the XS attribute.
     fn has_xs(&self) -> bool {
-        self.table.is_none() && self.old.attributes().memory != MemoryType::Normal
+        self.table.is_none() && self.old.has_xs()
     }
 }
 
 /// A changed entry whose old value CPUs may still hold.
 #[derive(Debug, Clone)]
-pub(super) struct StaleEntry {
+pub(super) struct StaleEntry<E: TableEntry = Descriptor> {
     /// The number among changes and barriers, in their order.
     number: u64,
-    pub(super) entry: ChangedEntry,
+    pub(super) entry: ChangedEntry<E>,
     pub(super) changed_at: u64,
     /// Flag set while other entries of its contiguous run remain, so that CPUs may fetch it again.
     pub(super) run_remains: bool,
@@ -98,14 +99,10 @@ pub(super) enum Coverage {
     Excluded,
 }
 
-impl StaleEntry {
-    /// Returns the entry with this number, which was changed in an event.
-    pub(super) const fn new(
-        number: u64,
-        entry: ChangedEntry,
-        changed_at: u64,
-        cpus: usize,
-    ) -> Self {
+impl<E: TableEntry> StaleEntry<E> {
+    /// Returns the entry with this number, which was changed in an event. The CPUs, as bits, may hold
+    /// its old value.
+    pub(super) fn new(number: u64, entry: ChangedEntry<E>, changed_at: u64, cpus: u64) -> Self {
         Self {
             number,
             changed_at,
@@ -113,7 +110,7 @@ impl StaleEntry {
             writers: 1 << entry.cause.cpu,
             entry,
             is_observed_by_all: false,
-            held: HeldEntries::of_all(cpus),
+            held: HeldEntries::of(cpus),
         }
     }
 
@@ -122,7 +119,7 @@ impl StaleEntry {
         usize::from(self.entry.cause.cpu) == cpu
     }
 
-    pub(super) fn overlaps(&self, ipa: Ipa, size: u64) -> bool {
+    pub(super) fn overlaps(&self, ipa: E::Input, size: u64) -> bool {
         let first = self.entry.position.ipa;
         first < ipa + size && ipa < first + self.entry.size
     }
@@ -134,6 +131,11 @@ impl StaleEntry {
             && self.entry.change == EntryChange::Removed
             && at < phys + size
             && phys < at + self.entry.size
+    }
+
+    /// Removes what a CPU holds.
+    pub(super) fn forget(&mut self, cpu: usize) {
+        self.held.forget(cpu);
     }
 
     pub(super) const fn is_held_by(&self, cpu: usize) -> bool {
@@ -149,11 +151,9 @@ impl StaleEntry {
         self.held.holds_only_combined()
     }
 
-    /// Returns whether a barrier or an invalidation of other addresses may change the state: not for a
-    /// relaxed leaf, which other CPUs may hold for as long as they want.
+    /// Returns whether a barrier, or an invalidation of combined entries, may change the state.
     pub(super) fn has_work(&self, last_barriers: &[u64]) -> bool {
-        self.entry.change != EntryChange::Relaxed
-            || !self.is_observed_by_all
+        !self.is_observed_by_all
             || self.held.has_work()
             || (0..last_barriers.len())
                 .any(|cpu| self.writers >> cpu & 1 != 0 && !self.is_observed_by(cpu, last_barriers))
@@ -169,18 +169,14 @@ impl StaleEntry {
         self.writers |= 1 << cpu;
     }
 
-    pub(super) fn coverage(&self, kind: Tlbi) -> Coverage {
-        let (ipa, size, ttl, leaf_only) = match kind {
-            Tlbi::Stage1 { .. } | Tlbi::All { .. } => return Coverage::Covered,
-            Tlbi::Ipa { ipa, ttl, leaf_only, .. } => (ipa, 1, ttl, leaf_only),
-            Tlbi::Range { ipa, size, ttl, leaf_only, .. } => (ipa, size, ttl, leaf_only),
-        };
-        if !self.overlaps(ipa, size) {
+    pub(super) fn coverage(&self, kind: Invalidation<E::Input>) -> Coverage {
+        let Some(range) = kind.range else { return Coverage::Covered };
+        if !self.overlaps(range.first, range.size) {
             return Coverage::Outside;
         }
         let fits = match self.entry.table {
-            Some(_) => !leaf_only && ttl.is_none(),
-            None => ttl.is_none_or(|level: Level| level == self.entry.position.level),
+            Some(_) => !range.leaf_only && range.ttl.is_none(),
+            None => range.ttl.is_none_or(|level: Level| level == self.entry.position.level),
         };
         if fits { Coverage::Covered } else { Coverage::Excluded }
     }
@@ -189,10 +185,10 @@ impl StaleEntry {
     pub(super) fn invalidate(
         &mut self,
         cpu: usize,
-        (kind, is_nxs): (Tlbi, bool),
+        kind: Invalidation<E::Input>,
         last_barriers: &[u64],
     ) -> Effect {
-        let is_broadcast = kind.scope() == Scope::Broadcast;
+        let (is_broadcast, is_nxs) = (kind.scope == Scope::Broadcast, kind.is_nxs);
         let is_relaxed = self.entry.change == EntryChange::Relaxed;
         // A CPU that has observed the change may invalidate locally. For a relaxed entry it may
         // also broadcast, as other CPUs may keep the old value.
@@ -204,7 +200,7 @@ impl StaleEntry {
         }
         let own = 1 << cpu;
         let reached = if is_broadcast && self.is_observed_by_all { u64::MAX } else { own };
-        let first = self.held.issue(cpu, kind, Extent { is_broadcast, is_nxs }, reached);
+        let first = self.held.issue(cpu, kind.removed, Extent { is_broadcast, is_nxs }, reached);
         Effect {
             exists: first & own != 0 || (!is_relaxed && first != 0),
             is_strong: !is_relaxed && first & !own != 0,

@@ -6,41 +6,44 @@ use alloc::{
     vec::Vec,
 };
 
-use super::event::{Cause, Setup};
+use super::{
+    entry::{InputAddress, TableEntry},
+    event::{Cause, Setup},
+};
 use crate::{
     address::{EntryAddress, Ipa, TableAddress},
     descriptor::{Descriptor, EntryKind},
     geometry::{Geometry, Level},
 };
 
-/// The position of an entry in the tables and in the IPA space.
+/// The position of an entry in the tables, and the first input address that it translates.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct EntryPosition {
+pub(super) struct EntryPosition<A = Ipa> {
     pub(super) entry: EntryAddress,
     pub(super) level: Level,
-    pub(super) ipa: Ipa,
+    pub(super) ipa: A,
 }
 
 #[derive(Debug)]
-pub(super) struct TableState {
+pub(super) struct TableState<E: TableEntry = Descriptor> {
     /// Size in bytes: several granules for a concatenated root.
     pub(super) size: u64,
     pub(super) level: Option<Level>,
-    pub(super) ipa: Ipa,
+    pub(super) ipa: E::Input,
     pub(super) is_linked: bool,
     pub(super) unlinked_at: Option<u64>,
-    pub(super) entries: BTreeMap<u64, Descriptor>,
+    pub(super) entries: BTreeMap<u64, E>,
     pub(super) reference_count: i64,
     /// The CPU whose stores to the table no barrier has ordered yet.
     pub(super) writer: Option<usize>,
 }
 
-impl TableState {
+impl<E: TableEntry> TableState<E> {
     const fn new(size: u64, reference_count: i64) -> Self {
         Self {
             size,
             level: None,
-            ipa: Ipa(0),
+            ipa: E::Input::LOWEST,
             is_linked: false,
             unlinked_at: None,
             entries: BTreeMap::new(),
@@ -51,31 +54,31 @@ impl TableState {
 }
 
 /// The leaves and tables below a table.
-#[derive(Debug, Default)]
-pub(super) struct Subtree {
-    pub(super) leaves: Vec<(EntryPosition, Descriptor)>,
+#[derive(Debug)]
+pub(super) struct Subtree<E: TableEntry = Descriptor> {
+    pub(super) leaves: Vec<(EntryPosition<E::Input>, E)>,
     pub(super) tables: Vec<TableAddress>,
 }
 
 /// The tables of a run, keyed by address.
 #[derive(Debug)]
-pub(super) struct TableModel {
-    pub(super) table_states: BTreeMap<TableAddress, TableState>,
+pub(super) struct TableModel<E: TableEntry = Descriptor> {
+    pub(super) table_states: BTreeMap<TableAddress, TableState<E>>,
     /// Locked entries and the stores that locked them.
     pub(super) locked_entries: BTreeMap<EntryAddress, Cause>,
     /// Leaves that are broken and not yet replaced, while the lock is held.
-    pub(super) broken_leaves: BTreeMap<EntryAddress, Descriptor>,
+    pub(super) broken_leaves: BTreeMap<EntryAddress, E>,
     pub(super) changed_tables: BTreeSet<TableAddress>,
     /// Tables with a `writer`, or that had one.
     unpublished_tables: BTreeSet<TableAddress>,
     /// Flag set when the trace first changes a reference count.
     counts_references: bool,
     geometry: Geometry,
-    root: TableAddress,
 }
 
 impl TableModel {
-    pub(super) fn new(setup: &Setup) -> Self {
+    /// Returns the model of a stage-2 tree with an empty root.
+    pub(super) fn of_stage2(setup: &Setup) -> Self {
         let geometry = setup.geometry;
         let tables = geometry.root_tables();
         let root = TableState {
@@ -86,22 +89,45 @@ impl TableModel {
                 i64::try_from(tables).unwrap_or(1),
             )
         };
+        let mut model = Self::new(geometry);
+        model.table_states.insert(setup.root, root);
+        model
+    }
+
+    /// Returns the first writable leaf that overlaps a range, of the tree with this root.
+    pub(super) fn first_writable_leaf(
+        &self,
+        root: TableAddress,
+        ipa: Ipa,
+        size: u64,
+    ) -> Option<Ipa> {
+        let leaves = self.subtree(root).leaves.into_iter();
+        leaves
+            .filter(|(_, leaf)| leaf.attributes().write)
+            .map(|(position, _)| (position.ipa, self.geometry.span(position.level)))
+            .find(|(at, span)| *at < ipa + size && ipa < *at + *span)
+            .map(|(at, _)| at)
+    }
+}
+
+impl<E: TableEntry> TableModel<E> {
+    /// Returns the model of tables without a root.
+    pub(super) fn new(geometry: Geometry) -> Self {
         Self {
-            table_states: [(setup.root, root)].into(),
+            table_states: BTreeMap::new(),
             locked_entries: BTreeMap::new(),
             broken_leaves: BTreeMap::new(),
             changed_tables: BTreeSet::new(),
             unpublished_tables: BTreeSet::new(),
             counts_references: false,
             geometry,
-            root: setup.root,
         }
     }
 
     pub(super) fn table_containing(
         &mut self,
         entry: EntryAddress,
-    ) -> Option<(TableAddress, &mut TableState)> {
+    ) -> Option<(TableAddress, &mut TableState<E>)> {
         let (at, table) = self.table_states.range_mut(..=TableAddress(entry.0)).next_back()?;
         (entry.0 < at.0 + table.size).then_some((*at, table))
     }
@@ -117,7 +143,7 @@ impl TableModel {
     pub(super) fn adopt(
         &mut self,
         table: TableAddress,
-        entries: BTreeMap<u64, Descriptor>,
+        entries: BTreeMap<u64, E>,
         writer: Option<usize>,
     ) {
         let size = self.geometry.granule().size();
@@ -187,7 +213,7 @@ impl TableModel {
 
     /// Returns the leaves of changed, linked tables whose contiguous run is incomplete or
     /// inconsistent.
-    pub(super) fn inconsistent_runs(&self) -> Vec<(Ipa, Descriptor)> {
+    pub(super) fn inconsistent_runs(&self) -> Vec<(E::Input, E)> {
         let mut found = Vec::new();
         let tables = self.changed_tables.iter().filter_map(|at| self.table_states.get(at));
         for table in tables.filter(|table| table.is_linked) {
@@ -227,13 +253,13 @@ impl TableModel {
     }
 
     /// Returns a linked table with all tables and leaves below it.
-    pub(super) fn subtree(&self, table: TableAddress) -> Subtree {
-        let mut found = Subtree::default();
+    pub(super) fn subtree(&self, table: TableAddress) -> Subtree<E> {
+        let mut found = Subtree { leaves: Vec::new(), tables: Vec::new() };
         self.collect_subtree(table, &mut found);
         found
     }
 
-    fn collect_subtree(&self, at: TableAddress, found: &mut Subtree) {
+    fn collect_subtree(&self, at: TableAddress, found: &mut Subtree<E>) {
         let Some((table, level)) = self.table_states.get(&at).and_then(|t| Some((t, t.level?)))
         else {
             return;
@@ -253,15 +279,5 @@ impl TableModel {
                 _ => {}
             }
         }
-    }
-
-    /// Returns the first writable leaf that overlaps a range.
-    pub(super) fn first_writable_leaf(&self, ipa: Ipa, size: u64) -> Option<Ipa> {
-        let leaves = self.subtree(self.root).leaves.into_iter();
-        leaves
-            .filter(|(_, leaf)| leaf.attributes().write)
-            .map(|(position, _)| (position.ipa, self.geometry.span(position.level)))
-            .find(|(at, span)| *at < ipa + size && ipa < *at + *span)
-            .map(|(at, _)| at)
     }
 }

@@ -4,7 +4,8 @@
 //!
 //! Most stale entries are relaxed leaves that their CPU has invalidated for itself: the other CPUs may
 //! hold them until an invalidation of their address. A run has one for each leaf, so each event visits
-//! only the entries of its addresses, and those that have *work*: a barrier can change them.
+//! only the entries of its addresses, and those that have *work*: a barrier can change them. Those
+//! without work are invalidated later, as after an unmapping that Linux flushes lazily.
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -12,65 +13,94 @@ use alloc::{
     vec::Vec,
 };
 
-use super::stale_entry::{ChangedEntry, Coverage, Effect, EntryChange, StaleEntry};
-use crate::{
-    address::{EntryAddress, Ipa},
-    operations::{Dsb, Tlbi},
+use super::{
+    entry::{InputAddress, Invalidation, TableEntry},
+    held_entries::Removed,
+    stale_entry::{ChangedEntry, Coverage, Effect, EntryChange, StaleEntry},
 };
+use crate::{address::EntryAddress, descriptor::Descriptor, operations::Dsb};
 
 /// Number of a stale entry, in the order of the changes.
 type Number = u64;
 
 #[derive(Debug)]
-pub(super) struct TlbModel {
-    stale_entries: BTreeMap<Number, StaleEntry>,
+pub(super) struct TlbModel<E: TableEntry = Descriptor> {
+    stale_entries: BTreeMap<Number, StaleEntry<E>>,
     by_address: BTreeSet<(EntryAddress, Number)>,
-    /// Entries by the bytes that they map, and their first guest address.
-    by_range: BTreeSet<(u64, Ipa, Number)>,
+    /// Entries by the bytes that they map, and their first input address.
+    by_range: BTreeSet<(u64, E::Input, Number)>,
+    /// Removed and restricted entries.
+    reductions: BTreeSet<Number>,
     /// Entries that barriers, and invalidations of stage 1, can change.
     with_work: BTreeSet<Number>,
     /// The number of changes and barriers.
     steps: Number,
     /// The step of each CPU's last barrier.
     last_barriers: Vec<Number>,
+    /// The CPUs that translate by the tables, as bits: others hold no entry.
+    users: u64,
     /// The number of entries that events have visited.
     #[cfg(test)]
     visits: u64,
 }
 
-impl TlbModel {
+impl<E: TableEntry> TlbModel<E> {
+    /// Returns the model of CPUs that all translate by the tables.
     pub(super) fn new(cpus: usize) -> Self {
         Self {
             stale_entries: BTreeMap::new(),
             by_address: BTreeSet::new(),
             by_range: BTreeSet::new(),
+            reductions: BTreeSet::new(),
             with_work: BTreeSet::new(),
             steps: 0,
             last_barriers: vec![0; cpus],
+            users: u64::MAX >> (64 - cpus),
             #[cfg(test)]
             visits: 0,
         }
     }
 
+    /// Adds or removes a CPU that translates by the tables.
+    pub(super) const fn set_user(&mut self, cpu: usize, is_user: bool) {
+        self.users = self.users & !(1 << cpu) | (is_user as u64) << cpu;
+    }
+
+    /// Returns whether no other CPU translates by the tables.
+    pub(super) const fn is_only_user(&self, cpu: usize) -> bool {
+        self.users & !(1 << cpu) == 0
+    }
+
+    /// Removes what a CPU holds: its TLB has been reset.
+    pub(super) fn forget(&mut self, cpu: usize) {
+        self.stale_entries.values_mut().for_each(|stale| stale.forget(cpu));
+        let free = self.stale_entries.iter().filter(|(_, stale)| !stale.is_held());
+        let free: Vec<_> = free.map(|(number, _)| *number).collect();
+        free.into_iter().for_each(|number| drop(self.remove(number)));
+    }
+
     /// Returns all stale entries in the order of the changes.
-    pub(super) fn all(&self) -> impl Iterator<Item = &StaleEntry> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &StaleEntry<E>> {
         self.stale_entries.values()
     }
 
     /// Returns the removed and restricted entries in the order of the changes.
-    pub(super) fn removed_or_restricted(&self) -> impl Iterator<Item = &StaleEntry> {
-        let found = self.with_work.iter().filter_map(|number| self.stale_entries.get(number));
-        found.filter(|stale| stale.entry.change != EntryChange::Relaxed)
+    pub(super) fn removed_or_restricted(&self) -> impl Iterator<Item = &StaleEntry<E>> {
+        self.reductions.iter().filter_map(|number| self.stale_entries.get(number))
     }
 
     /// Returns the old values of an entry of a table in the order of the changes.
-    pub(super) fn of_entry(&self, entry: EntryAddress) -> impl Iterator<Item = &StaleEntry> {
+    pub(super) fn of_entry(&self, entry: EntryAddress) -> impl Iterator<Item = &StaleEntry<E>> {
         let numbers = self.numbers_of(entry).into_iter();
         numbers.filter_map(|number| self.stale_entries.get(&number))
     }
 
     /// Returns the stale entries that overlap a range in the order of the changes.
-    pub(super) fn overlapping(&self, ipa: Ipa, size: u64) -> impl Iterator<Item = &StaleEntry> {
+    pub(super) fn overlapping(
+        &self,
+        ipa: E::Input,
+        size: u64,
+    ) -> impl Iterator<Item = &StaleEntry<E>> {
         let numbers = self.numbers_overlapping(ipa, size).into_iter();
         numbers.filter_map(|number| self.stale_entries.get(&number))
     }
@@ -80,7 +110,7 @@ impl TlbModel {
         found.map(|(_, number)| *number).collect()
     }
 
-    fn numbers_overlapping(&self, ipa: Ipa, size: u64) -> Vec<Number> {
+    fn numbers_overlapping(&self, ipa: E::Input, size: u64) -> Vec<Number> {
         let mut found = Vec::new();
         let mut next = self.by_range.first().map(|(span, ..)| *span);
         while let Some(span) = next {
@@ -88,7 +118,7 @@ impl TlbModel {
             let first = (span, ipa.align_down(span), 0);
             let overlaps = self.by_range.range(first..(span, ipa + size, 0));
             found.extend(overlaps.map(|(.., number)| *number));
-            let larger = self.by_range.range((span + 1, Ipa(0), 0)..).next();
+            let larger = self.by_range.range((span + 1, E::Input::LOWEST, 0)..).next();
             next = larger.map(|(span, ..)| *span);
         }
         found.sort_unstable();
@@ -96,7 +126,7 @@ impl TlbModel {
     }
 
     /// Returns whether a relaxed entry has been removed since: its CPU invalidates it on all CPUs.
-    pub(super) fn is_removed_later(&self, relaxed: &StaleEntry) -> bool {
+    pub(super) fn is_removed_later(&self, relaxed: &StaleEntry<E>) -> bool {
         self.of_entry(relaxed.entry.position.entry).any(|stale| {
             stale.entry.change == EntryChange::Removed && stale.changed_at > relaxed.changed_at
         })
@@ -112,33 +142,35 @@ impl TlbModel {
     }
 
     /// Adds an entry that was changed in event `now`.
-    pub(super) fn add(&mut self, now: u64, entry: ChangedEntry) {
+    pub(super) fn add(&mut self, now: u64, entry: ChangedEntry<E>) {
         self.record_store(usize::from(entry.cause.cpu), entry.position.entry);
         self.steps += 1;
         let number = self.steps;
         self.by_address.insert((entry.position.entry, number));
         self.by_range.insert((entry.size, entry.position.ipa, number));
         self.with_work.insert(number);
-        let stale = StaleEntry::new(number, entry, now, self.last_barriers.len());
+        if entry.change != EntryChange::Relaxed {
+            self.reductions.insert(number);
+        }
+        let stale = StaleEntry::new(number, entry, now, self.users);
         self.stale_entries.insert(number, stale);
     }
 
     /// Removes and returns the removed or restricted entries that a function selects.
-    pub(super) fn take(&mut self, selects: impl Fn(&StaleEntry) -> bool) -> Vec<StaleEntry> {
-        let found = self.with_work.iter().filter(|number| {
-            let stale = self.stale_entries.get(number);
-            stale.is_some_and(|stale| stale.entry.change != EntryChange::Relaxed && selects(stale))
-        });
+    pub(super) fn take(&mut self, selects: impl Fn(&StaleEntry<E>) -> bool) -> Vec<StaleEntry<E>> {
+        let found = self.reductions.iter();
+        let found = found.filter(|number| self.stale_entries.get(number).is_some_and(&selects));
         let found: Vec<_> = found.copied().collect();
         found.into_iter().filter_map(|number| self.remove(number)).collect()
     }
 
-    fn remove(&mut self, number: Number) -> Option<StaleEntry> {
+    fn remove(&mut self, number: Number) -> Option<StaleEntry<E>> {
         let stale = self.stale_entries.remove(&number)?;
         let entry = &stale.entry;
         self.by_address.remove(&(entry.position.entry, number));
         self.by_range.remove(&(entry.size, entry.position.ipa, number));
         self.with_work.remove(&number);
+        self.reductions.remove(&number);
         Some(stale)
     }
 
@@ -147,17 +179,16 @@ impl TlbModel {
     pub(super) fn invalidate(
         &mut self,
         cpu: usize,
-        (kind, is_nxs): (Tlbi, bool),
-        mut run_remains: impl FnMut(&ChangedEntry) -> bool,
+        kind: Invalidation<E::Input>,
+        mut run_remains: impl FnMut(&ChangedEntry<E>) -> bool,
     ) -> (Effect, bool) {
         let mut effect = Effect::default();
         let (mut covers_leaf, mut excludes_leaf) = (false, false);
-        let (numbers, is_by_address): (Vec<_>, _) = match kind {
-            Tlbi::Ipa { ipa, .. } => (self.numbers_overlapping(ipa, 1), true),
-            Tlbi::Range { ipa, size, .. } => (self.numbers_overlapping(ipa, size), true),
-            // Only combined entries, which are work.
-            Tlbi::Stage1 { .. } => (self.with_work.iter().copied().collect(), false),
-            Tlbi::All { .. } => (self.stale_entries.keys().copied().collect(), false),
+        let (numbers, is_by_address): (Vec<_>, _) = match (kind.range, kind.removed) {
+            (Some(range), _) => (self.numbers_overlapping(range.first, range.size), true),
+            // Combined entries are work.
+            (None, Removed::Combined) => (self.with_work.iter().copied().collect(), false),
+            (None, _) => (self.stale_entries.keys().copied().collect(), false),
         };
         for number in numbers {
             let Some(stale) = self.stale_entries.get_mut(&number) else { continue };
@@ -172,7 +203,7 @@ impl TlbModel {
             }
             if coverage == Coverage::Covered {
                 stale.run_remains = run_remains(&stale.entry);
-                effect.add(stale.invalidate(cpu, (kind, is_nxs), &self.last_barriers));
+                effect.add(stale.invalidate(cpu, kind, &self.last_barriers));
                 if stale.has_work(&self.last_barriers) {
                     self.with_work.insert(number);
                 }
@@ -212,10 +243,10 @@ impl TlbModel {
 mod tests {
     use super::*;
     use crate::{
+        address::Ipa,
         check::{event::Cause, table_model::EntryPosition},
-        descriptor::Descriptor,
         geometry::Level,
-        operations::Scope,
+        operations::{Scope, Tlbi},
     };
 
     const CPUS: usize = 4;
@@ -245,7 +276,7 @@ mod tests {
             let scope = Scope::Local;
             let leaf = Tlbi::Ipa { ipa, ttl: None, leaf_only: false, scope };
             for kind in [leaf, Tlbi::Stage1 { scope }] {
-                tlbs.invalidate(cpu, (kind, false), |_| false);
+                tlbs.invalidate(cpu, Invalidation::of_stage2(kind, false), |_| false);
                 tlbs.barrier(cpu, Dsb::Nsh, false);
             }
         }
@@ -271,7 +302,7 @@ mod tests {
         };
         assert_eq!(held(&tlbs), [true, false, true, true]);
         assert!(tlbs.with_work.is_empty());
-        tlbs.invalidate(2, (broadcast, false), |_| false);
+        tlbs.invalidate(2, Invalidation::of_stage2(broadcast, false), |_| false);
         tlbs.barrier(2, Dsb::Ish, false);
 
         assert_eq!((tlbs.all().count(), tlbs.by_range.len(), tlbs.by_address.len()), (0, 0, 0));

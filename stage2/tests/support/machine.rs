@@ -30,6 +30,7 @@ pub fn observe(trace: &str, lock: LockType) -> Observer {
         memory: (PhysAddr(0x4000_0000), 1 << 30),
         hypervisor: Hypervisor { lock, locked_entry: None, functions },
         disabled_rules: BTreeSet::from([Rule::OutsideSlot]),
+        kernel_bbm: None,
     });
     for line in trace.lines().filter(|line| !line.is_empty()) {
         observer.observe(&line.parse::<MachineEvent>().unwrap());

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use granule_stage2::check::machine::{Finding, Totals};
+use granule_stage2::check::machine::{CheckedTables, Finding, Totals, TranslatedAddress};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -40,6 +40,9 @@ pub struct Summary {
     pub nested_tables: u64,
     /// Stores to tables.
     pub stores: u64,
+    /// Stores to the kernel's own tables.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub kernel_stores: u64,
     pub unapplied: Vec<Unapplied>,
     /// Observed functions that the kernel lacks.
     pub missing: Vec<String>,
@@ -57,10 +60,13 @@ pub struct Defect {
     /// Number of the violating event, counted from 0.
     pub event: u64,
     pub vmid: u16,
-    /// Address of the guest's root table.
+    /// Address of the root table.
     #[serde(with = "hexadecimal")]
     pub root: u64,
-    /// Last change of the guest's tables by this CPU.
+    /// Indicates the kernel's own tables; otherwise those of a guest.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub is_kernel: bool,
+    /// Last change of these tables by this CPU.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub change: Option<Change>,
     /// Call chain of the first violation, from the innermost function on.
@@ -72,7 +78,7 @@ pub struct Defect {
 /// A change of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// First guest address that the entry translates.
+    /// First address that the entry translates: of the guest, or of the kernel.
     #[serde(with = "hexadecimal")]
     pub ipa: u64,
     pub level: u8,
@@ -101,6 +107,10 @@ pub struct Step {
     /// Innermost function, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub place: Option<String>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 mod hexadecimal {
@@ -168,13 +178,22 @@ impl Checked {
             detail: finding.detail.clone(),
             cpu: finding.cpu,
             event: finding.event,
-            vmid: finding.guest.1.0,
-            root: finding.guest.0.0,
+            vmid: match finding.tables {
+                CheckedTables::Guest(_, vmid) => vmid.0,
+                CheckedTables::Kernel(_) => 0,
+            },
+            root: match finding.tables {
+                CheckedTables::Guest(root, _) | CheckedTables::Kernel(root) => root.0,
+            },
+            is_kernel: matches!(finding.tables, CheckedTables::Kernel(_)),
             change: finding.change.map(|change| Change {
-                ipa: change.ipa.0,
+                ipa: match change.address {
+                    TranslatedAddress::Guest(ipa) => ipa.0,
+                    TranslatedAddress::Kernel(address) => address.0 | 0xff << 56,
+                },
                 level: change.level.number(),
-                old: change.old.0,
-                new: change.new.0,
+                old: change.old,
+                new: change.new,
             }),
             chain: finding
                 .stack
@@ -203,6 +222,7 @@ impl Checked {
                 host_tables: totals.host,
                 nested_tables: totals.shadows,
                 stores: totals.stores,
+                kernel_stores: totals.kernel_stores,
                 unapplied: setup.unapplied.clone(),
                 missing: setup.missing.clone(),
             },
@@ -283,6 +303,7 @@ pub mod tests {
             event: 42,
             vmid: 3,
             root: 0x4118_0000,
+            is_kernel: false,
             change: Some(Change { ipa: 0x4000, level: 3, old: 0, new: 0x0040_0000_41a0_0fff }),
             chain: functions.iter().map(frame).collect(),
             history: vec![step],
@@ -300,6 +321,7 @@ pub mod tests {
             host_tables: 0,
             nested_tables: 0,
             stores: 10,
+            kernel_stores: 0,
             unapplied: Vec::new(),
             missing: vec!["hva_to_pfn".to_owned()],
         };

@@ -24,6 +24,18 @@ pub fn describe(action: &MachineAction, setup: &Setup) -> String {
         MachineAction::Table { table, level, entries, .. } => {
             format!("links the level-{level} table {:#x} of {} entries", table.0, entries.len())
         }
+        MachineAction::KernelTable { table, level, entries, .. } => {
+            let entries = entries.len();
+            format!("links the kernel's level-{level} table {:#x} of {entries} entries", table.0)
+        }
+        MachineAction::SetKernelRoot(level, root) => {
+            format!("writes TTBR1 at EL{level}: root {:#x}", root.0)
+        }
+        MachineAction::SetKernelTcr(value) => format!("writes TCR = {value:#x}"),
+        MachineAction::SetKernelMair(value) => format!("writes MAIR = {value:#x}"),
+        MachineAction::KernelTlbi(name, operand) => {
+            format!("TLBI {} of the kernel, operand {operand:#x}", name.to_uppercase())
+        }
         MachineAction::SetVtcr(value) => format!("writes VTCR_EL2 = {value:#x}"),
         MachineAction::SetVttbr(value) => {
             let root = value & 0x0000_ffff_ffff_fffe;
@@ -81,6 +93,28 @@ pub fn describe_entry(entry: u64) -> String {
     let execute = if bit(54) { "-" } else { "x" };
     let access = if bit(10) { "" } else { ", access flag clear" };
     format!("{kind} → {phys:#x} {read}{write}{execute}{access} ({entry:#x})")
+}
+
+/// Describes an entry of the kernel's own tables, whose level is not known (Arm ARM D8.3).
+pub fn describe_stage1_entry(entry: u64) -> String {
+    const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+    let bit = |at: u32| entry >> at & 1 == 1;
+    let phys = entry & ADDRESS;
+    if entry == 0 {
+        return "empty".to_owned();
+    }
+    if !bit(0) {
+        return format!("invalid ({entry:#x})");
+    }
+    // A table entry has no attributes in bits 9 to 2; a page of Linux is shareable.
+    if bit(1) && entry & 0x3fc == 0 {
+        return format!("table {phys:#x}");
+    }
+    let kind = if bit(1) { "page" } else { "block" };
+    let write = if bit(7) { "-" } else { "w" };
+    let execute = if bit(53) { "-" } else { "x" };
+    let contiguous = if bit(52) { ", contiguous" } else { "" };
+    format!("{kind} → {phys:#x} r{write}{execute}{contiguous} ({entry:#x})")
 }
 
 #[cfg(test)]

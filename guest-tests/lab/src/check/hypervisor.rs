@@ -152,6 +152,33 @@ const HOOKS: [Hook; 23] = [
     role("user_mem_abort", Part::SequenceLoads, Role::ReadSequence),
 ];
 
+/// Observed functions if the kernel's own tables are checked. When one of the first group returns, what
+/// it has removed or restricted has been invalidated; `set_direct_map_*_noflush()` leave that to their
+/// callers, and `vunmap()` delays it.
+const KERNEL_HOOKS: [Hook; 11] = [
+    role("set_memory_ro", Part::Calls, Role::ChangeKernel),
+    role("set_memory_rw", Part::Calls, Role::ChangeKernel),
+    role("set_memory_nx", Part::Calls, Role::ChangeKernel),
+    role("set_memory_x", Part::Calls, Role::ChangeKernel),
+    role("set_memory_valid", Part::Calls, Role::ChangeKernel),
+    role("mark_rodata_ro", Part::Calls, Role::ChangeKernel),
+    role("free_initmem", Part::Calls, Role::ChangeKernel),
+    role("__set_fixmap", Part::Calls, Role::ChangeKernel),
+    role("pmd_free_pte_page", Part::Calls, Role::ChangeKernel),
+    role("pud_free_pmd_page", Part::Calls, Role::ChangeKernel),
+    role("free_pages", Part::Entries, Role::FreePage),
+];
+
+/// Check of the kernel's own tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelCheck {
+    /// They are not checked.
+    None,
+    /// They are checked, on CPUs with this level of FEAT_BBM or, without one, that of the
+    /// identification register.
+    Stage1(Option<u8>),
+}
+
 /// Functions that increment the invalidation sequence, in different versions. The first one that a
 /// kernel has shows the place of the sequence: in newer versions the last one also increments other
 /// words.
@@ -192,11 +219,13 @@ pub struct Hypervisor {
     pub functions: Vec<ObservedFunction>,
     /// Functions that the kernel lacks.
     pub missing: Vec<&'static str>,
+    watches_kernel: bool,
+    pub kernel_bbm: Option<u8>,
 }
 
 impl Hypervisor {
     /// Returns KVM of a kernel with this version and code.
-    pub fn new(version: LinuxVersion, code: Code<'_>) -> Self {
+    pub fn new(version: LinuxVersion, code: Code<'_>, kernel: KernelCheck) -> Self {
         let version = (version.major, version.minor);
         let mut rows = GENERATIONS.iter().rev();
         let generation = rows.find(|row| row.since <= version).unwrap_or(&GENERATIONS[0]);
@@ -204,7 +233,14 @@ impl Hypervisor {
         let mut functions: Vec<ObservedFunction> = Vec::new();
         let mut missing: Vec<&Hook> = Vec::new();
         let applies = |hook: &&Hook| (hook.versions.0..hook.versions.1).contains(&version);
-        for hook in HOOKS.iter().filter(applies) {
+        let (watches_kernel, kernel_bbm) = match kernel {
+            KernelCheck::None => (false, None),
+            KernelCheck::Stage1(bbm) => (true, bbm),
+        };
+        let of_kernel = KERNEL_HOOKS.iter().filter(|_| watches_kernel);
+        // Before 5.13 free_pages() has both uses.
+        let is_known = |hook: &&Hook| !(version < (5, 13) && hook.symbol == "free_pages");
+        for hook in HOOKS.iter().filter(applies).chain(of_kernel.filter(is_known)) {
             if matches!(hook.used_for, Use::Free(_))
                 && functions.iter().any(|one| one.used_for == hook.used_for)
             {
@@ -231,13 +267,16 @@ impl Hypervisor {
         // Another version has the function by another name.
         missing.retain(|hook| functions.iter().all(|found| found.used_for != hook.used_for));
         let missing = missing.into_iter().map(|hook| hook.symbol).collect();
-        Self { generation, functions, missing }
+        Self { generation, functions, missing, watches_kernel, kernel_bbm }
     }
 
     /// Returns the arguments of the plugin that report these functions, each after a comma.
     pub fn plugin_arguments(&self) -> String {
         // SP_EL0 points at the current task.
         let mut arguments = ",threads=on".to_owned();
+        if self.watches_kernel {
+            arguments += ",stage1=on";
+        }
         for ObservedFunction { number, start, end, cold, used_for, .. } in &self.functions {
             let mut function = format!(",function={number}:{start:x}:{end:x}");
             for Range { start, end } in cold {
@@ -298,7 +337,8 @@ mod tests {
 
     fn hypervisor(version: &str) -> Hypervisor {
         let symbols = SymbolTable::parse(MAP);
-        Hypervisor::new(version.parse().unwrap(), Code { symbols: &symbols, image: &[] })
+        let code = Code { symbols: &symbols, image: &[] };
+        Hypervisor::new(version.parse().unwrap(), code, KernelCheck::None)
     }
 
     #[test]
@@ -347,8 +387,11 @@ mod tests {
             [0xf949_8801_u32, 0x9100_0421, 0xf909_8801, 0xf949_8c01, 0x9100_0421, 0xf909_8c01];
         let image: Vec<_> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
 
-        let hypervisor =
-            Hypervisor::new("7.3".parse().unwrap(), Code { symbols: &symbols, image: &image });
+        let hypervisor = Hypervisor::new(
+            "7.3".parse().unwrap(),
+            Code { symbols: &symbols, image: &image },
+            KernelCheck::None,
+        );
 
         let changes = Use::Role(Role::ChangeSequence);
         let found = hypervisor.functions.iter().filter(|one| one.used_for == changes);
@@ -367,7 +410,7 @@ mod tests {
             let image: Vec<_> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
             let code = Code { symbols: &symbols, image: &image };
 
-            let hypervisor = Hypervisor::new("6.1".parse().unwrap(), code);
+            let hypervisor = Hypervisor::new("6.1".parse().unwrap(), code, KernelCheck::None);
 
             let reads = hypervisor.functions.iter().filter(|one| one.used_for == READS_SEQUENCE);
             let reads: Vec<_> = reads.map(|one| (one.number, one.start)).collect();

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{
     defect::{Change, Checked, Defect, Frame, Step},
-    history::describe_entry,
+    history::{describe_entry, describe_stage1_entry},
     setup::Unapplied,
     suppressions::Suppression,
 };
@@ -174,6 +174,7 @@ impl Report {
                     (summary.unsupported_guests, "guests with an unsupported geometry not checked"),
                     (summary.host_tables, "stage-2 tables of the host not checked"),
                     (summary.nested_tables, "tables of nested guests not checked"),
+                    (summary.kernel_stores, "stores to the kernel's own tables"),
                 ] {
                     if count > 0 {
                         line += &format!("; {count} {what}");
@@ -233,6 +234,7 @@ impl Report {
                 "host_tables": summary.map(|summary| summary.host_tables),
                 "nested_tables": summary.map(|summary| summary.nested_tables),
                 "stores": summary.map(|summary| summary.stores),
+                "kernel_stores": summary.map(|summary| summary.kernel_stores),
                 "missing": summary.map(|summary| &summary.missing),
                 "errors": errors,
             })
@@ -261,7 +263,8 @@ impl Report {
 impl CheckedJob {
     /// Returns the number of stores to tables that were checked, if the job was observed.
     fn stores(&self) -> Option<u64> {
-        self.checked.as_ref().map(|checked| checked.summary.stores)
+        let summary = self.checked.as_ref().map(|checked| &checked.summary);
+        summary.map(|summary| summary.stores + summary.kernel_stores)
     }
 
     /// Returns the errors of the job and of its trace.
@@ -276,17 +279,20 @@ impl CheckedJob {
 }
 
 fn write_finding(text: &mut String, finding: &ReportedFinding) {
-    let Defect { rule, detail, cpu, event, root, change, chain, history, .. } = &finding.defect;
+    let Defect { rule, detail, cpu, event, root, is_kernel, .. } = &finding.defect;
+    let Defect { change, chain, history, .. } = &finding.defect;
+    let (owner, space) = if *is_kernel { ("kernel", "kernel") } else { ("guest of", "guest") };
     let count = pluralize(finding.count(), "violation");
     writeln_to(text, format_args!("{rule} in {}: {count}", finding.function()));
     if let Some(rule) = finding.rule() {
         writeln_to(text, format_args!("  {} [{}]", rule.description(), rule.source()));
     }
     writeln_to(text, format_args!("  first: {detail}"));
-    writeln_to(text, format_args!("  by CPU {cpu}, guest of root {root:#x}, event {event}"));
+    writeln_to(text, format_args!("  by CPU {cpu}, {owner} root {root:#x}, event {event}"));
     if let Some(Change { ipa, level, old, new }) = change {
-        let (old, new) = (describe_entry(*old), describe_entry(*new));
-        let entry = format!("guest address {ipa:#x}, level {level}: {new}; before: {old}");
+        let describe = if *is_kernel { describe_stage1_entry } else { describe_entry };
+        let (old, new) = (describe(*old), describe(*new));
+        let entry = format!("{space} address {ipa:#x}, level {level}: {new}; before: {old}");
         writeln_to(text, format_args!("  last change by CPU {cpu}: {entry}"));
     }
     for Occurrence { kernel, job, count } in &finding.jobs {

@@ -17,6 +17,9 @@ pub struct Place {
     pub address: u64,
 }
 
+/// Physical address to which QEMU loads an image without a text offset.
+const IMAGE_LOADED_AT: u64 = 0x4020_0000;
+
 /// Text symbols of a kernel.
 #[derive(Debug, Default)]
 pub struct SymbolTable {
@@ -24,6 +27,8 @@ pub struct SymbolTable {
     symbols: Vec<(u64, String)>,
     /// Code that runs at EL2 without VHE, which has other addresses there.
     nvhe_text: Option<Range<u64>>,
+    /// The image, whose code runs at its physical addresses while the kernel changes its own mapping.
+    image: Option<Range<u64>>,
 }
 
 impl SymbolTable {
@@ -36,6 +41,7 @@ impl SymbolTable {
     pub fn parse(system_map: &str) -> Self {
         let mut table = Self::default();
         let (mut nvhe_start, mut nvhe_end) = (None, None);
+        let (mut image_start, mut image_end) = (None, None);
         for line in system_map.lines() {
             let mut words = line.split_ascii_whitespace();
             let (Some(address), Some(kind), Some(name)) =
@@ -47,6 +53,8 @@ impl SymbolTable {
             match name {
                 "__hyp_text_start" => nvhe_start = Some(address),
                 "__hyp_text_end" => nvhe_end = Some(address),
+                "_text" => image_start = Some(address),
+                "_end" => image_end = Some(address),
                 _ => {}
             }
             // `$x` marks code and `$d` data; they are no functions.
@@ -55,6 +63,7 @@ impl SymbolTable {
             }
         }
         table.symbols.sort();
+        table.image = image_start.zip(image_end).map(|(start, end)| start..end);
         table.nvhe_text = nvhe_start.zip(nvhe_end).map(|(start, end)| start..end);
         table
     }
@@ -91,12 +100,18 @@ impl SymbolTable {
         Some(Place { function: function.to_owned(), offset: address - start, address })
     }
 
-    /// Returns the address in the kernel's image of an instruction that may run at EL2.
+    /// Returns the address in the kernel's image of an instruction that may run at EL2, or at its
+    /// physical address.
     fn kernel_address(&self, address: u64) -> Option<u64> {
         // An image without Linux may have no high address.
         let is_low = self.symbols.last().is_some_and(|(last, _)| last >> 63 == 0);
         if address >> 63 == 1 || is_low {
             return Some(address);
+        }
+        if let (Some(image), Some(offset)) = (&self.image, address.checked_sub(IMAGE_LOADED_AT))
+            && offset < image.end - image.start
+        {
+            return Some(image.start + offset);
         }
         let text = self.nvhe_text.as_ref()?;
         let kernel_address = (text.start & !(IMAGE_ALIGNMENT - 1)) + address % IMAGE_ALIGNMENT;
@@ -117,7 +132,8 @@ mod tests {
                        ffff8000101ff000 t __kvm_nvhe___tlb_switch_to_guest\n\
                        ffff800010200800 t __kvm_nvhe___kvm_tlb_flush_vmid\n\
                        ffff800010201000 T __hyp_text_end\n\
-                       ffff800010300000 D data\n";
+                       ffff800010300000 D data\n\
+                       ffff800010400000 B _end\n";
 
     fn place(address: u64) -> Option<(String, u64)> {
         SymbolTable::parse(MAP).place(address).map(|place| (place.function, place.offset))
@@ -137,6 +153,11 @@ mod tests {
         assert_eq!(place(0x7f00_401f_f008), name("__tlb_switch_to_guest"));
         assert_eq!(place(0x7f00_4020_0808), name("__kvm_tlb_flush_vmid"));
         assert_eq!(place(0x7f00_4010_0000), None);
+    }
+
+    #[test]
+    fn code_at_its_physical_address_belongs_to_the_image() {
+        assert_eq!(place(0x4020_1010), Some(("stage2_map_walk_leaf".to_owned(), 16)));
     }
 
     #[test]

@@ -119,7 +119,11 @@ impl Executor {
             shell.remove_dir(directory)?;
         }
         shell.create_dir(directory)?;
-        let observed = self.check.as_ref().map(|_| ObservedKernel::open(kernel)).transpose()?;
+        let observed = self
+            .check
+            .as_ref()
+            .map(|check| ObservedKernel::open(kernel, check.kernel()))
+            .transpose()?;
         let socket = job.machine.hold.as_ref().map(|_| GdbSocket::new(shell.is_dry_run()));
         let socket = socket.transpose().map_err(HoldError::from)?;
         let addresses = match boot::address_arguments(kernel, job) {

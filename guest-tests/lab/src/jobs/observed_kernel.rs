@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A kernel whose stage-2 tables are checked while a job runs.
+//! A kernel whose tables are checked while a job runs.
 
 use std::{fs, path::Path};
 
@@ -7,7 +7,7 @@ use crate::{
     check::{
         Hardware, Places, Setup,
         code::Code,
-        hypervisor::Hypervisor,
+        hypervisor::{Hypervisor, KernelCheck},
         observation::{Check, FIFO, observe},
     },
     command::CommandError,
@@ -31,7 +31,7 @@ impl ObservedKernel {
     ///
     /// # Errors
     /// A file cannot be read, or the kernel has no `System.map`.
-    pub fn open(kernel: &Kernel) -> Result<Self, CommandError> {
+    pub fn open(kernel: &Kernel, check: KernelCheck) -> Result<Self, CommandError> {
         let is_built = kernel.image.is_file();
         let map = match (&kernel.system_map, is_built) {
             (Some(path), _) => {
@@ -53,7 +53,7 @@ impl ObservedKernel {
         }
         let image = if is_built { shell::read(&kernel.image)? } else { Vec::new() };
         let code = Code { symbols: places.symbols(), image: &image };
-        let hypervisor = Hypervisor::new(version, code);
+        let hypervisor = Hypervisor::new(version, code, check);
         Ok(Self { version, places, hypervisor })
     }
 

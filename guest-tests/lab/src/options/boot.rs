@@ -85,6 +85,12 @@ impl fmt::Display for Rodata {
 }
 
 impl BootMatrix {
+    /// Returns boots of the host alone, whose linear map has pages.
+    pub(super) fn of_host(memory: Vec<Bytes>) -> Self {
+        let (rodata, grain) = (vec![Rodata::Full], Vec::new());
+        Self { memory, rodata, guest: None, tlb: None, grain, accept_dump_change: false }
+    }
+
     /// Returns the model of TLBs, if there is one.
     pub(crate) fn tlb_model(&self) -> Option<TlbModel> {
         Some(TlbModel { sizes: self.tlb?, grains: self.grain.clone() })

@@ -5,20 +5,27 @@ use std::{convert::Infallible, path::PathBuf, str::FromStr};
 
 use clap::ValueEnum;
 use granule_stage2::check::MAX_CPUS;
-use granule_types::{backing::Backing, guest_mode::GuestMode};
+use granule_types::{backing::Backing, guest_mode::GuestMode, units::Bytes};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommonOptions, GuestMatrix, Matrix, Options, ReportOptions, SelftestOptions, TestProgram,
-    Workload,
+    BootMatrix, CommonOptions, GuestMatrix, Matrix, Options, ReportOptions, SelftestOptions,
+    TestProgram, Workload,
     workload::{Load, ProgramMatrix, ProgramPlace},
 };
 use crate::{
     LabError,
-    check::suppressions::{self, Suppression},
+    check::{
+        hypervisor::KernelCheck,
+        suppressions::{self, Suppression},
+    },
     host::{hold::Hold, program::Program},
     values::LinuxVersion,
 };
+
+/// CPUs and memory of a host whose boot is checked.
+const BOOT_CPUS: u32 = 4;
+const BOOT_MEMORY: Bytes = Bytes::gib(1);
 
 /// Options of `granule lab check` beyond those of every run.
 #[derive(Debug, Clone, clap::Args)]
@@ -33,7 +40,7 @@ use crate::{
     mut_arg("seeds", |arg| arg.help("Boots of each job, each with another schedule [default: 1]")),
 )]
 pub struct CheckArgs {
-    /// Load of the host: bench, kvm_page_table_test, guest (boot of a Linux guest), selftests, one
+    /// Load of the host: boot (none), bench, kvm_page_table_test, guest (boot of a Linux guest), selftests, one
     /// selftest with its arguments, or the path of a static arm64 program
     #[arg(long, value_name = "TEST", default_value = "bench")]
     test: CheckedTest,
@@ -63,8 +70,25 @@ pub struct CheckOptions {
     /// Keep the trace of each job, compressed, for `granule check`
     #[arg(long)]
     pub(crate) keep_trace: bool,
+    /// Also check the kernel's own tables (stage 1, TTBR1)
+    #[arg(long)]
+    #[serde(default)]
+    pub(crate) stage1: bool,
+    /// Level of FEAT_BBM of the CPUs at stage 1, if it is not that of their identification register: 3
+    /// if they take no TLB conflict aborts
+    #[arg(long, value_name = "LEVEL", requires = "stage1",
+          value_parser = clap::value_parser!(u8).range(0..=3))]
+    #[serde(default)]
+    pub(crate) bbm: Option<u8>,
     #[command(flatten)]
     pub(crate) report: FindingsOptions,
+}
+
+impl CheckOptions {
+    /// Returns the check of the kernel's own tables.
+    pub(crate) const fn kernel(&self) -> KernelCheck {
+        if self.stage1 { KernelCheck::Stage1(self.bbm) } else { KernelCheck::None }
+    }
 }
 
 /// Report of findings.
@@ -108,6 +132,7 @@ enum CheckedTest {
     Bench,
     KernelPageTableTest,
     Guest,
+    Boot,
     AllSelftests,
     /// Name and arguments.
     Selftest(String),
@@ -122,6 +147,7 @@ impl FromStr for CheckedTest {
             "bench" => Self::Bench,
             "kvm_page_table_test" | "upstream" => Self::KernelPageTableTest,
             "guest" => Self::Guest,
+            "boot" => Self::Boot,
             "selftests" => Self::AllSelftests,
             path if path.split(' ').next().is_some_and(|word| word.contains('/')) => {
                 Self::Program(PathBuf::from(path))
@@ -168,6 +194,11 @@ impl Options {
             CheckedTest::Guest => {
                 let load = load.or(small.load.without_size());
                 Workload::Guest(GuestMatrix { distribution: None, load, run_arg: test_arg })
+            }
+            CheckedTest::Boot => {
+                common.host.smp.get_or_insert(BOOT_CPUS);
+                let memory = vec![load.size.unwrap_or(BOOT_MEMORY)];
+                Workload::Boot(BootMatrix::of_host(memory))
             }
             CheckedTest::AllSelftests => {
                 Workload::Selftests(SelftestOptions { tests: Vec::new(), tests_of })

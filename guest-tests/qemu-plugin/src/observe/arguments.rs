@@ -46,6 +46,8 @@ pub struct TraceArguments {
     pub has_threads: bool,
     /// Indicates that events have no call stacks.
     pub omits_stacks: bool,
+    /// Indicates that the trace contains the kernel's own tables.
+    pub watches_kernel: bool,
     /// Indicates that the copies of the tables are compared with memory at each mark and at the
     /// end.
     pub verifies: bool,
@@ -88,6 +90,7 @@ impl TraceArguments {
             }
             "threads" if value == "on" => self.has_threads = true,
             "stacks" if value == "off" => self.omits_stacks = true,
+            "stage1" if value == "on" => self.watches_kernel = true,
             "verify" if value == "on" => self.verifies = true,
             _ => return None,
         }
@@ -113,6 +116,7 @@ mod tests {
             ("free", "ffff800010020000:8"),
             ("threads", "on"),
             ("stacks", "off"),
+            ("stage1", "on"),
             ("verify", "on"),
         ] {
             assert_eq!(arguments.set(key, value), Some(()), "{key}={value}");
@@ -129,6 +133,7 @@ mod tests {
             frees: vec![FreeingCall { address: 0xffff_8000_1002_0000, offset: 8 }],
             has_threads: true,
             omits_stacks: true,
+            watches_kernel: true,
             verifies: true,
         };
         assert_eq!(arguments, expected);
@@ -148,6 +153,7 @@ mod tests {
             ("free", "10"),
             ("threads", "sp_el0"),
             ("stacks", "on"),
+            ("stage1", "off"),
             ("verify", "1"),
             ("out", "x"),
         ] {

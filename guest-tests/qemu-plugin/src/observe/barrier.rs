@@ -25,6 +25,11 @@ impl Barrier {
         }
     }
 
+    /// Returns whether the walker of this CPU observes stores before the barrier before later ones.
+    pub fn orders_stores_locally(self) -> bool {
+        matches!(self, Self::Dsb(accesses, _) if accesses != OrderedAccesses::Loads)
+    }
+
     /// Returns the event.
     pub fn action(self) -> MachineAction {
         match self {

@@ -22,6 +22,20 @@ pub enum SystemRegister {
     Vtcr,
     /// Configuration of virtualisation.
     Hcr,
+    /// Register of the translation regime of the running kernel.
+    Kernel(KernelRegister),
+}
+
+/// System register that selects the kernel's own tables. With HCR_EL2.E2H, the names of EL1 denote the
+/// registers of EL2 at EL2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KernelRegister {
+    /// Base of the tables of the upper addresses.
+    Ttbr1,
+    /// Control of translation.
+    Tcr,
+    /// Memory types.
+    Mair,
 }
 
 /// Instruction that is reported when it is executed.
@@ -65,6 +79,9 @@ pub fn decode(word: u32) -> Option<Observed> {
         0xd51c_2100 => SystemRegister::Vttbr,
         0xd51c_2140 => SystemRegister::Vtcr,
         0xd51c_1100 => SystemRegister::Hcr,
+        0xd518_2020 => SystemRegister::Kernel(KernelRegister::Ttbr1),
+        0xd518_2040 => SystemRegister::Kernel(KernelRegister::Tcr),
+        0xd518_a200 => SystemRegister::Kernel(KernelRegister::Mair),
         _ => return decode_barrier(word).map(Observed::Barrier),
     };
     Some(Observed::Write(register, operand(word, 0)))
@@ -167,6 +184,22 @@ mod tests {
             (0xd51c_215f, write(SystemRegister::Vtcr, 31), "msr vtcr_el2, xzr"),
             (0xd51c_1100, write(SystemRegister::Hcr, 0), "msr hcr_el2, x0"),
             (0xd53c_2105, None, "mrs x5, vttbr_el2"),
+            (
+                0xd518_2021,
+                write(SystemRegister::Kernel(KernelRegister::Ttbr1), 1),
+                "msr ttbr1_el1, x1",
+            ),
+            (
+                0xd518_204a,
+                write(SystemRegister::Kernel(KernelRegister::Tcr), 10),
+                "msr tcr_el1, x10",
+            ),
+            (
+                0xd518_a205,
+                write(SystemRegister::Kernel(KernelRegister::Mair), 5),
+                "msr mair_el1, x5",
+            ),
+            (0xd518_2000, None, "msr ttbr0_el1, x0"),
             (0xd518_1005, None, "msr sctlr_el1, x5"),
             (0xd503_3b9f, barrier(Barrier::Dsb(All, InnerShareable)), "dsb ish"),
             (0xd503_3a9f, barrier(Barrier::Dsb(Stores, InnerShareable)), "dsb ishst"),

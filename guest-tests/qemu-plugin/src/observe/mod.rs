@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! A trace of what the machine does to stage-2 tables: stores, barriers, TLB and cache maintenance,
+//! A trace of what the machine does to stage-2 tables and, with `stage1=on`, to the kernel's own: stores, barriers, TLB and cache maintenance,
 //! in the text of [`granule_stage2::check::machine::event`].
 //!
 //! ```text
@@ -23,6 +23,7 @@ mod functions;
 #[cfg(not(test))]
 pub mod hooks;
 mod instruction;
+mod kernel;
 mod machine;
 mod observer;
 mod pages;

@@ -25,13 +25,27 @@ use super::{
     cache_operations::{LineOperation, LineSizes},
     callbacks::{Callback, Callbacks},
     functions::{Function, WatchedWords},
-    instruction::{Observed, Operand, SystemRegister},
+    instruction::{KernelRegister, Observed, Operand, SystemRegister},
+    kernel::KernelTables,
     machine::Machine,
     pages::{PAGE_SIZE, PageFlag, Pages, Writer},
     system_registers::SystemRegisters,
     tables::{NewTable, StoredValue, Tables},
     trace::Trace,
 };
+
+/// Returns the event of a table and the CPU whose stores to it are not ordered.
+type NewTableAction = fn(NewTable, Option<u8>) -> MachineAction;
+
+fn table_action(table: NewTable, unordered_writer: Option<u8>) -> MachineAction {
+    let NewTable { address: table, level, entries, .. } = table;
+    MachineAction::Table { table, level, unordered_writer, entries }
+}
+
+fn kernel_table_action(table: NewTable, unordered_writer: Option<u8>) -> MachineAction {
+    let NewTable { address: table, level, entries, .. } = table;
+    MachineAction::KernelTable { table, level, unordered_writer, entries }
+}
 
 /// State of a CPU that every store reads.
 #[derive(Debug, Default)]
@@ -46,6 +60,8 @@ struct Cpu {
 struct State {
     trace: Trace,
     tables: Tables,
+    /// The kernel's own tables, if they are observed.
+    kernel: Option<KernelTables>,
     words: WatchedWords,
     registers: Vec<SystemRegisters>,
     /// Indicates that the trace has the identification registers.
@@ -94,6 +110,7 @@ impl Observer {
         let state = State {
             trace: Trace::new(out, cpus, !arguments.omits_stacks),
             tables: Tables::default(),
+            kernel: arguments.watches_kernel.then(|| KernelTables::new(cpus)),
             words: WatchedWords::default(),
             registers: vec![SystemRegisters::default(); cpus],
             is_identified: false,
@@ -156,6 +173,9 @@ impl Observer {
     fn execute_observed(&self, at: (u8, u64), observed: Observed) {
         let (cpu, _) = at;
         match observed {
+            Observed::Write(SystemRegister::Kernel(register), operand) => {
+                self.write_kernel_register(at, register, operand);
+            }
             Observed::Write(register, operand) => self.write_register(at, register, operand),
             Observed::Barrier(barrier) => self.barrier(cpu, barrier),
             Observed::Tlbi(operation, operand) => {
@@ -189,7 +209,12 @@ impl Observer {
     pub fn verify(&self) {
         if self.arguments.verifies {
             let state = &mut *self.state();
-            let (tables, differences) = state.tables.verify(&*self.machine);
+            let (mut tables, mut differences) = state.tables.verify(&*self.machine);
+            if let Some(kernel) = &state.kernel {
+                let of_kernel = kernel.tables.verify(&*self.machine);
+                tables += of_kernel.0;
+                differences += of_kernel.1;
+            }
             state.trace.write_runs();
             state.trace.comment(format_args!("verify tables={tables} different={differences}"));
         }
@@ -295,12 +320,18 @@ impl Observer {
         let (Store { cpu, address, kind, .. }, phys) = (store, range.0);
         let state = &mut *self.state();
         if self.pages.has(phys, PageFlag::Table) {
-            let changes = state.tables.store(&*self.machine, &self.pages, range, value);
+            let (machine, pages): (&dyn Machine, _) = (&*self.machine, &self.pages);
+            let mut changes = state.tables.store(machine, pages, range, value);
+            let mut action: NewTableAction = table_action;
+            if let Some(kernel) = state.kernel.as_mut().filter(|_| changes.is_empty()) {
+                changes = kernel.tables.store(machine, pages, range, value);
+                action = kernel_table_action;
+            }
             if !changes.is_empty() {
                 self.report_thread(state, cpu);
             }
             for change in changes {
-                self.report_tables(state, cpu, change.tables);
+                self.report_tables(state, cpu, change.tables, action);
                 let (entry, old, new) = (change.entry, change.old, change.new);
                 let stack = state.trace.stack(&*self.machine, cpu, address);
                 state.trace.emit(cpu, MachineAction::Store { entry, old, new, kind }, stack);
@@ -318,16 +349,22 @@ impl Observer {
         }
     }
 
-    fn report_tables(&self, state: &mut State, cpu: u8, tables: Vec<NewTable>) {
+    fn report_tables(
+        &self,
+        state: &mut State,
+        cpu: u8,
+        tables: Vec<NewTable>,
+        action: NewTableAction,
+    ) {
         let epoch = |cpu: u8| {
             let cpu = self.cpus.get(usize::from(cpu));
             cpu.map_or(0, |cpu| cpu.epoch.load(Ordering::Relaxed))
         };
-        for NewTable { address, level, size, entries } in tables {
-            let mut pages = (0..size / PAGE_SIZE).map(|page| address + page * PAGE_SIZE);
+        for table in tables {
+            let pages = 0..table.size / PAGE_SIZE;
+            let mut pages = pages.map(|page| table.address + page * PAGE_SIZE);
             let unordered_writer = pages.find_map(|page| self.pages.unordered_writer(page, epoch));
-            let action = MachineAction::Table { table: address, level, unordered_writer, entries };
-            state.trace.emit(cpu, action, None);
+            state.trace.emit(cpu, action(table, unordered_writer), None);
         }
     }
 
@@ -347,10 +384,31 @@ impl Observer {
         self.cpus[usize::from(cpu)].selects_guest.store(selects_guest, Ordering::Relaxed);
         let mut stack = None;
         if register == SystemRegister::Vttbr {
-            let tables = state.tables.add_root(&*self.machine, &self.pages, value, registers.vtcr);
-            self.report_tables(state, cpu, tables);
+            let tables =
+                state.tables.add_stage2(&*self.machine, &self.pages, value, registers.vtcr);
+            self.report_tables(state, cpu, tables, table_action);
             stack = state.trace.stack(&*self.machine, cpu, address);
         }
+        state.trace.emit(cpu, action, stack);
+    }
+
+    fn write_kernel_register(
+        &self,
+        (cpu, address): (u8, u64),
+        register: KernelRegister,
+        operand: Operand,
+    ) {
+        let value = self.value(operand);
+        let state = &mut *self.state();
+        let others = state.registers[usize::from(cpu)];
+        let Some(kernel) = &mut state.kernel else { return };
+        let place: (&dyn Machine, _) = (&*self.machine, &self.pages);
+        let Some((action, tables)) = kernel.set(place, cpu, (register, value), others) else {
+            return;
+        };
+        self.identify(state, cpu);
+        self.report_tables(state, cpu, tables, kernel_table_action);
+        let stack = state.trace.stack(&*self.machine, cpu, address);
         state.trace.emit(cpu, action, stack);
     }
 
@@ -370,7 +428,8 @@ impl Observer {
     }
 
     fn barrier(&self, cpu: u8, barrier: Barrier) {
-        if barrier.orders_stores() {
+        let is_alone = || self.state().kernel.as_ref().is_some_and(|one| one.is_alone(cpu));
+        if barrier.orders_stores() || (barrier.orders_stores_locally() && is_alone()) {
             self.cpus[usize::from(cpu)].epoch.fetch_add(1, Ordering::Relaxed);
         }
         self.state().trace.barrier(cpu, barrier);
@@ -380,6 +439,14 @@ impl Observer {
     fn tlbi(&self, (cpu, address): (u8, u64), name: &str, operand: u64) {
         let name = name.trim_start_matches("TLBI ").to_lowercase();
         let state = &mut *self.state();
+        if state.kernel.is_some() {
+            let others = state.registers[usize::from(cpu)];
+            if KernelTables::concerns(&*self.machine, &name, operand, others) {
+                let stack = state.trace.stack(&*self.machine, cpu, address);
+                let action = MachineAction::KernelTlbi(name.clone(), operand);
+                state.trace.emit(cpu, action, stack);
+            }
+        }
         let relevant = ["ipas2", "ripas2", "vmalle1", "vmalls12", "alle1"];
         if relevant.iter().any(|start| name.starts_with(start)) {
             let stack = state.trace.stack(&*self.machine, cpu, address);

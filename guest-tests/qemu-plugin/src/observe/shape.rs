@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The shape of stage-2 tables.
+//! The shape of tables.
 
 use granule_stage2::geometry::{Granule, Level};
 
@@ -33,6 +33,21 @@ impl Shape {
         let roots = (excess <= 4).then_some(1 << excess)?;
         Some(Self { granule, start: Level::new(start)?, roots })
     }
+
+    /// Returns the shape of the upper addresses that a value of TCR_EL1 defines (Arm ARM, D8.2),
+    /// without FEAT_LPA2; `None` for reserved values.
+    pub fn of_tcr1(tcr: u64) -> Option<Self> {
+        let granule = match tcr >> 30 & 3 {
+            1 => Granule::K16,
+            2 => Granule::K4,
+            3 => Granule::K64,
+            _ => return None,
+        };
+        let address_bits = 64 - u32::try_from(tcr >> 16 & 0x3f).ok()?;
+        let resolved = address_bits.checked_sub(granule.shift())?;
+        let levels = u8::try_from(resolved.div_ceil(granule.level_bits())).ok()?;
+        Some(Self { granule, start: Level::new(4_u8.checked_sub(levels)?)?, roots: 1 })
+    }
 }
 
 #[cfg(test)]
@@ -41,6 +56,22 @@ mod tests {
 
     fn level(number: u8) -> Level {
         Level::new(number).unwrap()
+    }
+
+    #[test]
+    fn the_shape_of_the_upper_addresses_follows_from_tcr() {
+        let shape = |granule: u64, bits: u64| Shape::of_tcr1(granule << 30 | (64 - bits) << 16);
+        for (value, expected) in [
+            (shape(2, 48), Some((Granule::K4, level(0)))),
+            (shape(2, 39), Some((Granule::K4, level(1)))),
+            (shape(1, 47), Some((Granule::K16, level(1)))),
+            (shape(1, 48), Some((Granule::K16, level(0)))),
+            (shape(3, 42), Some((Granule::K64, level(2)))),
+            (shape(0, 48), None),
+            (shape(2, 52), None),
+        ] {
+            assert_eq!(value.map(|shape| (shape.granule, shape.start)), expected);
+        }
     }
 
     #[test]

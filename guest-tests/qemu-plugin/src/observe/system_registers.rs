@@ -25,12 +25,25 @@ impl SystemRegisters {
         self.hcr & (VM | TGE) == VM && self.vttbr >> 48 != 0
     }
 
+    /// Returns whether the registers of EL1 are those of EL2 at EL2 (VHE).
+    pub const fn redirect_el1(self) -> bool {
+        const E2H: u64 = 1 << 34;
+        self.hcr & E2H != 0
+    }
+
+    /// Returns whether invalidations of EL1 apply to the EL2&0 regime at EL2: E2H and TGE are set.
+    pub const fn invalidate_el2(self) -> bool {
+        const TGE: u64 = 1 << 27;
+        self.redirect_el1() && self.hcr & TGE != 0
+    }
+
     /// Sets a register; returns the event, or `None` if it has this value.
     pub fn set(&mut self, register: SystemRegister, value: u64) -> Option<MachineAction> {
         let (field, action) = match register {
             SystemRegister::Vttbr => (&mut self.vttbr, MachineAction::SetVttbr(value)),
             SystemRegister::Vtcr => (&mut self.vtcr, MachineAction::SetVtcr(value)),
             SystemRegister::Hcr => (&mut self.hcr, MachineAction::SetHcr(value)),
+            SystemRegister::Kernel(_) => return None,
         };
         (mem::replace(field, value) != value).then_some(action)
     }

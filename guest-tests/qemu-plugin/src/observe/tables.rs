@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Stage-2 tables: which pages are tables, and a copy of their entries.
+//! The tables of a stage: which pages are tables, and a copy of their entries.
 //!
-//! A write of VTTBR_EL2 makes its root tables known. Each table descriptor in a known table makes
+//! A write of the base register makes its root tables known. Each table descriptor in a known table makes
 //! another one known, and a store that overwrites the descriptor makes it unknown with its subtree.
 //! A store is reported from the difference between memory and the copy: a compare-and-swap that
 //! fails changes nothing, and one store may change two entries.
@@ -77,20 +77,40 @@ pub struct Tables {
     tables: HashMap<u64, Table>,
     /// Number of root tables, by the address of the first.
     roots: HashMap<u64, u64>,
+    /// Indicates that the first store to a page that was a table is reported.
+    reports_reuse: bool,
 }
 
 impl Tables {
+    /// Returns tables without a root, of which also the first store to an unlinked one is reported.
+    pub fn reporting_reuse() -> Self {
+        Self { reports_reuse: true, ..Self::default() }
+    }
+
     /// Adds the root of a value of VTTBR_EL2; returns the tables that become known, children first.
-    pub fn add_root(
+    pub fn add_stage2(
         &mut self,
         machine: &dyn Machine,
         pages: &Pages,
         vttbr: u64,
         vtcr: u64,
     ) -> Vec<NewTable> {
-        let mut added = Vec::new();
         let root = PhysAddr(vttbr & 0xffff_ffff_fffe);
-        let Some(shape) = Shape::of_vtcr(vtcr).filter(|_| root.0 != 0) else { return added };
+        match Shape::of_vtcr(vtcr).filter(|_| root.0 != 0) {
+            Some(shape) => self.add_root(machine, pages, root, shape),
+            None => Vec::new(),
+        }
+    }
+
+    /// Adds a root; returns the tables that become known, children first.
+    pub fn add_root(
+        &mut self,
+        machine: &dyn Machine,
+        pages: &Pages,
+        root: PhysAddr,
+        shape: Shape,
+    ) -> Vec<NewTable> {
+        let mut added = Vec::new();
         if self.roots.contains_key(&root.0) {
             return added;
         }
@@ -222,6 +242,11 @@ impl Tables {
         }
         let Some(table) = self.tables.remove(&address.0) else { return };
         mark(pages, address, table.granule.size(), false);
+        if self.reports_reuse {
+            for page in 0..table.granule.size() / PAGE_SIZE {
+                pages.set(address + page * PAGE_SIZE, PageFlag::Written, false);
+            }
+        }
         for child in table.entries.iter().filter_map(|value| table.child(*value)) {
             self.unlink(pages, child);
         }
@@ -275,14 +300,14 @@ mod tests {
         machine.write(TABLE, PAGES | 3);
         machine.write(PAGES + 16, 0x1234_5003);
 
-        let added = tables.add_root(&machine, &pages, ROOT | 1, VTCR);
+        let added = tables.add_stage2(&machine, &pages, ROOT | 1, VTCR);
 
         let leaf = new_table(PAGES, 3, &[(2, 0x1234_5003)]);
         let middle = new_table(TABLE, 2, &[(0, PAGES | 3)]);
         let root = new_table(ROOT, 1, &[(1, TABLE | 3)]);
         assert_eq!(added, [leaf, middle, root, new_table(ROOT + 4096, 1, &[])]);
-        assert!(tables.add_root(&machine, &pages, ROOT, VTCR).is_empty());
-        assert!(tables.add_root(&machine, &pages, 0, VTCR).is_empty());
+        assert!(tables.add_stage2(&machine, &pages, ROOT, VTCR).is_empty());
+        assert!(tables.add_stage2(&machine, &pages, 0, VTCR).is_empty());
         assert_eq!(tables.verify(&machine), (4, 0));
         machine.write(PAGES, 1);
         assert_eq!(tables.verify(&machine), (4, 1));
@@ -297,7 +322,7 @@ mod tests {
     fn a_store_that_links_a_table_reports_it_and_one_that_unlinks_it_forgets_it() {
         let (machine, pages, mut tables) =
             (FakeMachine::new(8), Pages::default(), Tables::default());
-        tables.add_root(&machine, &pages, ROOT, VTCR);
+        tables.add_stage2(&machine, &pages, ROOT, VTCR);
         machine.write(TABLE + 8, 0x7fd);
         let mut store = |phys: u64, value: u64, size| {
             machine.write(phys, value);
@@ -328,7 +353,7 @@ mod tests {
     fn a_table_is_known_until_its_last_link_is_gone() {
         let (machine, pages, mut tables) =
             (FakeMachine::new(8), Pages::default(), Tables::default());
-        tables.add_root(&machine, &pages, ROOT, VTCR);
+        tables.add_stage2(&machine, &pages, ROOT, VTCR);
         for (entry, value, known) in
             [(ROOT, TABLE | 3, 3), (ROOT + 8, TABLE | 3, 3), (ROOT, 0, 3), (ROOT + 8, 0, 2)]
         {
@@ -343,7 +368,7 @@ mod tests {
     fn one_store_may_change_two_entries() {
         let (machine, pages, mut tables) =
             (FakeMachine::new(8), Pages::default(), Tables::default());
-        tables.add_root(&machine, &pages, ROOT, VTCR);
+        tables.add_stage2(&machine, &pages, ROOT, VTCR);
         machine.write(ROOT + 8, 0x1_0000_07fd);
         machine.write(ROOT + 16, 0x2_0000_07fd);
 

@@ -26,6 +26,9 @@ const DMB_ISHLD: u32 = 0xd503_39bf;
 const ISB: u32 = 0xd503_3fdf;
 const TLBI_IPAS2E1IS_X0: u32 = 0xd50c_8020;
 const TLBI_VAE2IS_X0: u32 = 0xd50c_8320;
+const TLBI_VAALE1IS_X0: u32 = 0xd508_83e0;
+const TTBR1_X0: u32 = 0xd518_2020;
+const TCR_X0: u32 = 0xd518_2040;
 const DC_CIVAC_X0: u32 = 0xd50b_7e20;
 const DC_ZVA_X0: u32 = 0xd50b_7420;
 const NOP: u32 = 0xd503_201f;
@@ -37,6 +40,10 @@ const VTCR: u64 = 0x8002_3559;
 const ROOT: u64 = MEMORY + 0x1000;
 const TABLE: u64 = MEMORY + 0x2000;
 const HCR_GUEST: u64 = 1;
+/// The host at EL2 with VHE: E2H and TGE.
+const HCR_HOST: u64 = 1 << 34 | 1 << 27;
+/// TCR_EL1 with 39 upper address bits in 4K pages: the root has level 1.
+const TCR: u64 = 2 << 30 | 25 << 16;
 const VMID: u64 = 1 << 48;
 /// Address of a task of the kernel.
 const TASK: u64 = 0xffff_0000_0000_8000;
@@ -232,6 +239,71 @@ fn invalidations_of_stage_2_are_reported_with_their_operand() {
 
     let end = "# end events=1 skipped=tlbi-vae2is:1";
     assert_eq!(bench.finish(), ["0 tlbi ipas2e1is 41a00", end]);
+}
+
+#[test]
+fn the_tables_of_the_running_kernel_are_reported_until_their_pages_are_written_again() {
+    let bench = Bench::new(&[("stage1", "on")]);
+    bench.execute(0, TTBR1_X0, ROOT);
+    bench.execute(0, HCR_X0, HCR_HOST);
+    bench.execute(0, TCR_X0, TCR);
+    bench.store(0, ROOT, TABLE | 3, StoreKind::Plain);
+    bench.execute(0, TTBR1_X0, 7 << 48 | ROOT);
+    bench.execute(0, TTBR1_X0, 8 << 48 | ROOT);
+    bench.execute(0, TLBI_VAALE1IS_X0, 0x0ff8_0001_0010);
+    bench.execute(0, TLBI_VAALE1IS_X0, 0x0aaa_0001_0010 & !(1 << 43));
+    bench.store(0, TABLE + 8, 0x4000_0701, StoreKind::Release);
+    bench.store(0, ROOT, 0, StoreKind::Plain);
+    bench.store(0, TABLE, 1, StoreKind::Plain);
+
+    assert_eq!(
+        bench.finish(),
+        [
+            "0 hcr 408000000",
+            "0 ktcr 80190000",
+            "0 write 40001000",
+            "0 ktable 40002000 2 -",
+            "0 ktable 40001000 1 0 0=40002003",
+            "0 kroot 2 40001000",
+            "0 ktlbi vaale1is ff800010010",
+            "0 store 40002008 0 40000701 release",
+            "0 store 40001000 40002003 0 plain",
+            "0 write 40002000",
+            "# end events=13 skipped=tlbi-vaale1is:2",
+        ]
+    );
+}
+
+#[test]
+fn a_barrier_of_the_only_cpu_for_itself_orders_its_stores_to_the_kernels_tables() {
+    const DSB_NSHST: u32 = 0xd503_369f;
+    for (is_alone, writer) in [(true, "-"), (false, "0")] {
+        let bench = Bench::new(&[("stage1", "on")]);
+        for cpu in [0, 1] {
+            bench.execute(cpu, HCR_X0, HCR_HOST);
+            bench.execute(cpu, TCR_X0, TCR);
+        }
+        bench.execute(0, TTBR1_X0, ROOT);
+        if !is_alone {
+            bench.execute(1, TTBR1_X0, ROOT);
+        }
+        bench.store(0, TABLE, 1, StoreKind::Plain);
+        bench.execute(0, DSB_NSHST, 0);
+        bench.store(0, ROOT, TABLE | 3, StoreKind::Plain);
+
+        let expected = format!("0 ktable 40002000 2 {writer} 0=1");
+        assert!(bench.finish().contains(&expected), "{expected}");
+    }
+}
+
+#[test]
+fn a_hypervisor_without_vhe_restores_the_tables_of_others() {
+    let bench = Bench::new(&[("stage1", "on")]);
+    bench.execute(0, TCR_X0, TCR);
+    bench.execute(0, TTBR1_X0, ROOT);
+    bench.execute(0, TLBI_VAALE1IS_X0, 0x0ff8_0001_0010);
+
+    assert_eq!(bench.finish(), ["# end events=0 skipped=tlbi-vaale1is:1"]);
 }
 
 #[test]

@@ -18,6 +18,10 @@
 //! 0 enter 3 ffff00000340a000 41a00 0 0
 //! 0 leave 3 0
 //! 0 free 41180000
+//! 0 ktcr 32b5503510
+//! 0 ktable 41e0c000 0 - 100=41e0d003
+//! 0 kroot 2 41e0c000 @0
+//! 0 ktlbi vaale1is ffff800010000 @0
 //! ```
 //!
 //! | event | arguments |
@@ -37,6 +41,10 @@
 //! | `thread` | number of the hypervisor's thread that the CPU executes from here on |
 //! | `enter` | number of a function, its first four arguments |
 //! | `leave` | number of a function, its result |
+//! | `kroot` | exception level of the kernel that runs on the CPU, new root of TTBR1 |
+//! | `ktcr` `kmair` | new value of TCR and MAIR of the kernel's regime |
+//! | `ktable` | as `table`, for a table of the kernel's own |
+//! | `ktlbi` | as `tlbi`, for one that applies to the kernel's regime and an upper address |
 //! | `free` | address of the first root table of a tree, which the machine is about to free |
 //!
 //! Numbers are hexadecimal without a prefix, except those of CPUs, levels, stacks and functions.
@@ -161,6 +169,25 @@ pub enum MachineAction {
     Enter(u16, [u64; 4]),
     /// Leaves a function: its number, and its result.
     Leave(u16, u64),
+    /// Writes TTBR1 of the running kernel, whose exception level it names: the root table.
+    SetKernelRoot(u8, PhysAddr),
+    /// Writes TCR of the running kernel.
+    SetKernelTcr(u64),
+    /// Writes MAIR of the running kernel.
+    SetKernelMair(u64),
+    /// A page becomes a table of the kernel, because an entry or TTBR1 points at it.
+    KernelTable {
+        /// The first byte of the page.
+        table: PhysAddr,
+        /// The level of the table.
+        level: Level,
+        /// The CPU that has written the page since its last barrier of stores, if any.
+        unordered_writer: Option<u8>,
+        /// Indices and values of the entries that are not zero.
+        entries: Vec<(u16, u64)>,
+    },
+    /// A TLB invalidation of the kernel's regime: its name in lower case, and its operand.
+    KernelTlbi(String, u64),
     /// Starts to free a tree; its pages are no longer tables. The address of its first root table.
     Free(PhysAddr),
 }
@@ -253,7 +280,7 @@ impl<'a> Words<'a> {
         Ok((row.1, row.2))
     }
 
-    fn table(&mut self) -> ParseResult<MachineAction> {
+    fn table(&mut self, is_kernel: bool) -> ParseResult<MachineAction> {
         let table = self.phys()?;
         let level = Level::new(self.decimal()?).ok_or(NO_NUMBER)?;
         let unordered_writer = match self.word()? {
@@ -265,7 +292,10 @@ impl<'a> Words<'a> {
             Ok((u16::from_str_radix(index, 16).map_err(|_| NO_NUMBER)?, hex(value)?))
         };
         let entries = self.0.by_ref().map(entry).collect::<ParseResult<_>>()?;
-        Ok(MachineAction::Table { table, level, unordered_writer, entries })
+        Ok(match is_kernel {
+            true => MachineAction::KernelTable { table, level, unordered_writer, entries },
+            false => MachineAction::Table { table, level, unordered_writer, entries },
+        })
     }
 
     fn store(&mut self) -> ParseResult<MachineAction> {
@@ -294,7 +324,12 @@ impl<'a> Words<'a> {
             "vtcr" => MachineAction::SetVtcr(self.hex()?),
             "vttbr" => MachineAction::SetVttbr(self.hex()?),
             "hcr" => MachineAction::SetHcr(self.hex()?),
-            "table" => self.table()?,
+            "table" => self.table(false)?,
+            "ktable" => self.table(true)?,
+            "kroot" => MachineAction::SetKernelRoot(self.decimal()?, self.phys()?),
+            "ktcr" => MachineAction::SetKernelTcr(self.hex()?),
+            "kmair" => MachineAction::SetKernelMair(self.hex()?),
+            "ktlbi" => MachineAction::KernelTlbi(self.word()?.into(), self.hex()?),
             "store" => self.store()?,
             "dsb" => {
                 let (accesses, domain) = self.barrier()?;
@@ -367,8 +402,14 @@ impl fmt::Display for MachineAction {
             Self::SetVtcr(value) => write!(f, "vtcr {value:x}"),
             Self::SetVttbr(value) => write!(f, "vttbr {value:x}"),
             Self::SetHcr(value) => write!(f, "hcr {value:x}"),
-            Self::Table { table, level, unordered_writer, entries } => {
-                write!(f, "table {:x} {level} ", table.0)?;
+            Self::SetKernelRoot(level, root) => write!(f, "kroot {level} {:x}", root.0),
+            Self::SetKernelTcr(value) => write!(f, "ktcr {value:x}"),
+            Self::SetKernelMair(value) => write!(f, "kmair {value:x}"),
+            Self::KernelTlbi(name, operand) => write!(f, "ktlbi {name} {operand:x}"),
+            Self::Table { table, level, unordered_writer, entries }
+            | Self::KernelTable { table, level, unordered_writer, entries } => {
+                let kind = if matches!(self, Self::Table { .. }) { "table" } else { "ktable" };
+                write!(f, "{kind} {:x} {level} ", table.0)?;
                 match unordered_writer {
                     Some(cpu) => write!(f, "{cpu}")?,
                     None => f.write_str("-")?,
@@ -416,7 +457,7 @@ mod tests {
         let texts: Vec<_> =
             lines.iter().map(|line| line.parse::<MachineEvent>().unwrap().to_string()).collect();
 
-        assert_eq!(lines.len(), 14);
+        assert_eq!(lines.len(), 18);
         assert_eq!(texts, lines);
     }
 

@@ -9,9 +9,8 @@ use alloc::{
 
 use super::event::{MachineAction, MachineEvent};
 use crate::{
-    address::{Ipa, PhysAddr},
+    address::{Ipa, PhysAddr, VirtAddr},
     check::{Rule, Violation},
-    descriptor::Descriptor,
     geometry::Level,
     operations::Vmid,
 };
@@ -23,17 +22,35 @@ const HISTORY: usize = 16;
 /// Functions of a call stack that distinguish findings: more would repeat one defect for each caller.
 const DISTINGUISHED_BY: usize = 4;
 
+/// The first address that an entry translates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TranslatedAddress {
+    /// An address of a guest: stage 2.
+    Guest(Ipa),
+    /// An address of the running kernel: stage 1.
+    Kernel(VirtAddr),
+}
+
 /// A change of an entry by a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableChange {
-    /// The first guest address that the entry translates.
-    pub ipa: Ipa,
+    /// The first address that the entry translates.
+    pub address: TranslatedAddress,
     /// The level of the entry.
     pub level: Level,
     /// The value before.
-    pub old: Descriptor,
+    pub old: u64,
     /// The value after.
-    pub new: Descriptor,
+    pub new: u64,
+}
+
+/// The tables of a finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckedTables {
+    /// The stage-2 tables of a guest: the root table, and the VMID at the event.
+    Guest(PhysAddr, Vmid),
+    /// The stage-1 tables of the running kernel: the last root.
+    Kernel(PhysAddr),
 }
 
 /// A defect: a violated rule and the place in the hypervisor.
@@ -45,9 +62,9 @@ pub struct Finding {
     pub event: u64,
     /// The CPU of the first violating event.
     pub cpu: u8,
-    /// The root table of the guest, and its VMID at the event.
-    pub guest: (PhysAddr, Vmid),
-    /// The last change of the guest's tables by this CPU until the first violation, if any.
+    /// The tables.
+    pub tables: CheckedTables,
+    /// The last change of these tables by this CPU until the first violation, if any.
     pub change: Option<TableChange>,
     /// The addresses and values of the first violation.
     pub detail: String,
@@ -82,7 +99,7 @@ impl Findings {
         &mut self,
         violation: Violation,
         event: u64,
-        guest: (PhysAddr, Vmid),
+        tables: CheckedTables,
         (stack, change): (&[u64], Option<TableChange>),
     ) {
         let key = (violation.rule, stack.iter().copied().take(DISTINGUISHED_BY).collect());
@@ -91,7 +108,7 @@ impl Findings {
             rule: violation.rule,
             event,
             cpu: violation.cpu,
-            guest,
+            tables,
             change,
             detail: violation.detail,
             stack: stack.to_vec(),

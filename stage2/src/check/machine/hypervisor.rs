@@ -39,6 +39,9 @@ pub enum Role {
     GetTable,
     /// Drops a reference to the table that contains the physical address of the first argument.
     PutTable,
+    /// Changes the kernel's own tables: when it returns, what it has removed or restricted has been
+    /// invalidated.
+    ChangeKernel,
     /// Frees the page at the physical address of the first argument, a table or another page.
     FreePage,
 }

@@ -16,6 +16,8 @@ pub mod event;
 mod findings;
 mod guest;
 mod hypervisor;
+mod kernel;
+mod kernel_events;
 mod lock;
 mod observer;
 mod pages;
@@ -25,7 +27,7 @@ mod tlbi;
 
 pub use self::{
     event::{MachineAction, MachineEvent},
-    findings::{Finding, TableChange},
+    findings::{CheckedTables, Finding, TableChange, TranslatedAddress},
     hypervisor::{Hypervisor, Role},
     lock::LockType,
     observer::{Machine, Observer, Totals},

@@ -10,9 +10,10 @@ use alloc::{
 use super::{
     calls::{Calls, MadeEntry, Step, Thread},
     event::{Domain, IcScope, MachineAction, MachineEvent, OrderedAccesses},
-    findings::{Finding, Findings, TableChange},
+    findings::{CheckedTables, Finding, Findings, TableChange, TranslatedAddress},
     guest::Guest,
     hypervisor::Hypervisor,
+    kernel::Kernel,
     lock::Lock,
     pages::{Pages, TablePage, child},
     registers::{self, Registers},
@@ -20,7 +21,7 @@ use super::{
 };
 use crate::{
     address::{EntryAddress, PhysAddr},
-    check::{Action, Cause, Rule, StoreKind, cache_model::AddressSet},
+    check::{Action, Cause, Rule, StoreKind, cache_model::AddressSet, tlbi_operand::without_nxs},
     descriptor::Descriptor,
     engine::Features,
     operations::Dsb,
@@ -41,6 +42,8 @@ pub struct Machine {
     pub hypervisor: Hypervisor,
     /// Rules that are not applied.
     pub disabled_rules: BTreeSet<Rule>,
+    /// The level of FEAT_BBM of all CPUs at stage 1, 0 to 3, unless it is that of ID_AA64MMFR2_EL1.
+    pub kernel_bbm: Option<u8>,
 }
 
 /// Numbers that describe what an observer has seen.
@@ -62,6 +65,10 @@ pub struct Totals {
     pub unknown_tables: u64,
     /// Stores that replace another value than the known one: the trace is incomplete.
     pub unexpected_values: u64,
+    /// Stores to linked tables of the kernel's own.
+    pub kernel_stores: u64,
+    /// Roots of the kernel's own tables that cannot be checked.
+    pub unsupported_kernel_roots: u64,
     /// Calls whose end is not in the trace, and ends without a call.
     pub unbalanced_calls: u64,
 }
@@ -81,11 +88,12 @@ pub struct Observer {
     pub(super) pages: Option<Pages>,
     pub(super) locks: BTreeMap<PhysAddr, Lock>,
     /// The thread that each CPU executes.
-    threads: Vec<Thread>,
-    stacks: BTreeMap<u32, Vec<u64>>,
+    pub(super) threads: Vec<Thread>,
+    pub(super) stacks: BTreeMap<u32, Vec<u64>>,
     pub(super) clean_ranges: AddressSet<PhysAddr>,
     pub(super) calls: Calls,
-    findings: Findings,
+    pub(super) kernel: Kernel,
+    pub(super) findings: Findings,
     pub(super) totals: Totals,
 }
 
@@ -106,6 +114,7 @@ impl Observer {
             stacks: BTreeMap::new(),
             clean_ranges: AddressSet::default(),
             calls: Calls::new(&machine.hypervisor),
+            kernel: Kernel::new(machine.cpus),
             findings: Findings::default(),
             totals: Totals::default(),
             machine,
@@ -127,6 +136,9 @@ impl Observer {
         Totals {
             host: self.host_roots.len() as u64,
             unbalanced_calls: self.calls.unbalanced(),
+            kernel_stores: self.kernel.stores,
+            unsupported_kernel_roots: self.kernel.unsupported_roots,
+            unknown_tables: self.totals.unknown_tables + self.kernel.unknown_tables(),
             ..self.totals
         }
     }
@@ -141,10 +153,13 @@ impl Observer {
         }
         let guests = self.guests.values_mut();
         guests.for_each(|guest| guest.checker.begin_event(cause(event)));
+        self.kernel.begin_event(index, cause(event));
+        self.observe_kernel(event);
         self.dispatch(event);
         self.collect(index, event);
         if index.is_multiple_of(EVENTS_BETWEEN_COLLECTIONS) {
             self.guests.values_mut().for_each(|guest| guest.checker.forget_unlinked_tables());
+            self.kernel.forget_unlinked_tables();
         }
     }
 
@@ -194,9 +209,7 @@ impl Observer {
                     self.complete(cpu, kind, is_nxs);
                 }
             }
-            MachineAction::Dmb(accesses, domain) => {
-                self.order_stores(cpu, *accesses, *domain);
-            }
+            MachineAction::Dmb(accesses, domain) => self.order_stores(cpu, *accesses, *domain),
             MachineAction::Isb => {
                 self.registers[usize::from(cpu)].needs_isb = false;
                 self.check_all(cpu, Action::Isb);
@@ -228,6 +241,7 @@ impl Observer {
                 }
             }
             MachineAction::Free(root) => self.free(*root),
+            _ => {} // the kernel's own tables
         }
     }
 
@@ -249,7 +263,7 @@ impl Observer {
 
     /// Orders the stores of a CPU to tables before its later stores, if a barrier does so.
     fn order_stores(&mut self, cpu: u8, accesses: OrderedAccesses, domain: Domain) {
-        if accesses == OrderedAccesses::Loads || domain == Domain::NonShareable {
+        if !orders_stores(accesses, domain) {
             return;
         }
         for guest in self.guests.values_mut() {
@@ -309,9 +323,11 @@ impl Observer {
                 }
                 let stack = stack.and_then(|number| self.stacks.get(&number));
                 let stack = stack.map_or(&[][..], Vec::as_slice);
-                self.findings.add(violation, index, (guest.root, vmid), (stack, change));
+                let tables = CheckedTables::Guest(guest.root, vmid);
+                self.findings.add(violation, index, tables, (stack, change));
             }
         }
+        self.collect_kernel(index, event);
     }
 
     fn store(
@@ -341,7 +357,8 @@ impl Observer {
         };
         let at = EntryAddress(entry.0);
         if let Some((ipa, _)) = guest.checker.range_of(at) {
-            let change = TableChange { ipa, level, old, new };
+            let address = TranslatedAddress::Guest(ipa);
+            let change = TableChange { address, level, old: old.0, new: new.0 };
             guest.last_changes[usize::from(cpu)] = Some(change);
             if old.is_leaf(level) && !new.is_leaf(level) {
                 guest.last_unmap = Some((cpu, store.stack, change));
@@ -378,7 +395,7 @@ impl Observer {
         let registers = self.registers[usize::from(cpu)];
         let own = registers.root().and_then(|root| self.by_root.get(&root)).copied();
         let Some(encoding) = registers.encoding() else { return };
-        let (name, is_nxs) = tlbi::without_nxs(name);
+        let (name, is_nxs) = without_nxs(name);
         match tlbi::decode(name, operand, encoding) {
             Some(Invalidation::AllVmids(scope)) => {
                 for guest in self.guests.values_mut() {
@@ -434,13 +451,18 @@ impl Observer {
     }
 }
 
+/// Returns whether a barrier orders earlier stores to tables before later ones, for all walkers.
+pub(super) fn orders_stores(accesses: OrderedAccesses, domain: Domain) -> bool {
+    accesses != OrderedAccesses::Loads && domain != Domain::NonShareable
+}
+
 /// Returns an event as the cause of violations.
-const fn cause(event: &MachineEvent) -> Cause {
+pub(super) const fn cause(event: &MachineEvent) -> Cause {
     Cause { cpu: event.cpu, stack: event.stack }
 }
 
 /// Returns the model's barrier that orders the same accesses of table walkers, if any.
-const fn dsb(accesses: OrderedAccesses, domain: Domain) -> Option<Dsb> {
+pub(super) const fn dsb(accesses: OrderedAccesses, domain: Domain) -> Option<Dsb> {
     Some(match (accesses, domain) {
         (OrderedAccesses::All | OrderedAccesses::NonXs, Domain::NonShareable) => Dsb::Nsh,
         (OrderedAccesses::All | OrderedAccesses::NonXs, _) => Dsb::Ish,

@@ -2,9 +2,9 @@
 //! VTCR_EL2, VTTBR_EL2 and HCR_EL2 (Arm ARM D24.2), as far as they determine the stage-2 table and
 //! the translation regime to which a TLB invalidation applies; features by identification registers.
 
-use super::tlbi::Encoding;
 use crate::{
     address::PhysAddr,
+    check::tlbi_operand::Encoding,
     engine::Features,
     geometry::{Geometry, Granule},
     operations::Vmid,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Decodes the operands of TLB invalidations (Arm ARM C5.5).
+//! Decodes TLB invalidations of stage 2 and of entries combined with it.
 
 use crate::{
     address::Ipa,
-    geometry::{Granule, Level},
+    check::tlbi_operand::{Encoding, address_ttl, range_of_operand, scope_of},
     operations::{Scope, Tlbi},
 };
 
@@ -16,26 +16,10 @@ pub(super) enum Invalidation {
     AllVmids(Scope),
 }
 
-/// The encoding of operands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Encoding {
-    pub(super) granule: Granule,
-    /// VTCR_EL2.DS (FEAT_LPA2): the base of a range is a number of 64K.
-    pub(super) has_52_bits: bool,
-}
-
-/// Returns the name of an invalidation without the qualifier nXS, and whether it has the qualifier.
-pub(super) fn without_nxs(name: &str) -> (&str, bool) {
-    name.strip_suffix("nxs").map_or((name, false), |name| (name, true))
-}
-
 /// Decodes an invalidation by its name in lower case without qualifier and its operand; `None` if it
 /// does not affect stage 2 or entries combined with it.
 pub(super) fn decode(name: &str, operand: u64, encoding: Encoding) -> Option<Invalidation> {
-    let (name, scope) = match name.strip_suffix("is").or_else(|| name.strip_suffix("os")) {
-        Some(name) => (name, Scope::Broadcast),
-        None => (name, Scope::Local),
-    };
+    let (name, scope) = scope_of(name);
     let leaf_only = name.ends_with("le1");
     let kind = match name {
         "ipas2e1" | "ipas2le1" => Tlbi::Ipa {
@@ -53,38 +37,16 @@ pub(super) fn decode(name: &str, operand: u64, encoding: Encoding) -> Option<Inv
     Some(Invalidation::CurrentVmid(kind))
 }
 
-/// Decodes the TTL hint of an operation by address: granule and level (FEAT_TTL). A hint of another
-/// granule is no hint.
-fn address_ttl(ttl: u64, granule: Granule) -> Option<Level> {
-    let of_granule = match granule {
-        Granule::K4 => 1,
-        Granule::K16 => 2,
-        Granule::K64 => 3,
-    };
-    let level = u8::try_from(ttl & 3).ok()?;
-    // Level 0 of these granules has no leaf, so the hint is reserved.
-    (ttl >> 2 == of_granule && level > 0).then(|| Level::new(level)).flatten()
-}
-
-/// Decodes a range: BaseADDR, TTL, NUM, SCALE and TG.
+/// Decodes an invalidation of a range.
 fn range(operand: u64, encoding: Encoding, (leaf_only, scope): (bool, Scope)) -> Tlbi {
-    let Encoding { granule, has_52_bits } = encoding;
-    let base_shift = if has_52_bits { Granule::K64.shift() } else { granule.shift() };
-    let (base, ttl) = (operand & 0x1f_ffff_ffff, operand >> 37 & 3);
-    let (number, scale) = (operand >> 39 & 0x1f, operand >> 44 & 3);
-    let pages = (number + 1) << (5 * scale + 1);
-    Tlbi::Range {
-        ipa: Ipa(base << base_shift),
-        size: pages << granule.shift(),
-        ttl: u8::try_from(ttl).ok().filter(|ttl| *ttl > 0).and_then(Level::new),
-        leaf_only,
-        scope,
-    }
+    let (base, size, ttl) = range_of_operand(operand, encoding);
+    Tlbi::Range { ipa: Ipa(base), size, ttl, leaf_only, scope }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::geometry::{Granule, Level};
 
     const ENCODING: Encoding = Encoding { granule: Granule::K4, has_52_bits: false };
 

@@ -81,7 +81,7 @@ impl Checker {
 
     /// Checks that no CPU can write the range without a fault.
     fn check_write_protected(&mut self, ipa: Ipa, size: u64) {
-        if let Some(at) = self.tables.first_writable_leaf(ipa, size) {
+        if let Some(at) = self.tables.first_writable_leaf(self.setup.root, ipa, size) {
             self.report(Rule::LogReadTooEarly, format!("{} is writable", guest_address(at)));
         }
         let is_writable = |stale: &&StaleEntry| {

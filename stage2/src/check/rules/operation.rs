@@ -8,6 +8,7 @@ use crate::{
     address::{PhysAddr, TableAddress},
     check::{
         checker::{Checker, CpuModel, HeldLock},
+        entry::Invalidation,
         event::{guest_address, physical_address},
         rule::Rule,
         stale_entry::{ChangedEntry, EntryChange, StaleEntry},
@@ -207,7 +208,8 @@ impl Checker {
                 && entry.old.is_contiguous()
                 && tables.run_remains(entry.position.entry, entry.position.level)
         };
-        let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, (kind, is_nxs), run_remains);
+        let kind = Invalidation::of_stage2(kind, is_nxs);
+        let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, kind, run_remains);
         self.effect = effect;
         is_wrong_level
     }

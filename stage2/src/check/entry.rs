@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Properties of an entry of either stage, as far as the models of tables and TLBs depend on them.
+
+use core::{
+    fmt::Debug,
+    ops::{Add, Sub},
+};
+
+use super::held_entries::Removed;
+use crate::{
+    address::{Ipa, PhysAddr},
+    descriptor::{Descriptor, EntryKind, MemoryType},
+    geometry::Level,
+    operations::{Scope, Tlbi},
+};
+
+/// The input address of a translation.
+pub(super) trait InputAddress:
+    Copy + Ord + Debug + Add<u64, Output = Self> + Sub<Output = u64>
+{
+    /// The lowest address.
+    const LOWEST: Self;
+
+    /// Rounds down to a multiple of `size`, a power of two.
+    fn align_down(self, size: u64) -> Self;
+}
+
+impl InputAddress for Ipa {
+    const LOWEST: Self = Self(0);
+
+    fn align_down(self, size: u64) -> Self {
+        Self::align_down(self, size)
+    }
+}
+
+/// An entry of a table.
+pub(super) trait TableEntry: Copy + Eq + Debug {
+    /// The addresses that the table translates.
+    type Input: InputAddress;
+
+    /// Returns the type of the entry at a level.
+    fn kind(self, level: Level) -> EntryKind;
+
+    /// Returns the address of the memory or of the next table.
+    fn address(self) -> PhysAddr;
+
+    /// Returns whether the entry is valid and has the Contiguous bit.
+    fn is_contiguous(self) -> bool;
+
+    /// Returns whether two entries may belong to one contiguous run.
+    fn may_share_run(self, other: Self) -> bool;
+
+    /// Returns whether accesses by the leaf may have the XS attribute.
+    fn has_xs(self) -> bool;
+
+    /// Returns whether the entry is valid.
+    fn is_valid(self) -> bool {
+        !matches!(self.kind(Level::PAGE), EntryKind::Invalid | EntryKind::Locked)
+    }
+
+    /// Returns whether the entry is a valid leaf at `level`.
+    fn is_leaf(self, level: Level) -> bool {
+        matches!(self.kind(level), EntryKind::Leaf(_))
+    }
+}
+
+impl TableEntry for Descriptor {
+    type Input = Ipa;
+
+    fn kind(self, level: Level) -> EntryKind {
+        Self::kind(self, level)
+    }
+
+    fn address(self) -> PhysAddr {
+        Self::address(self)
+    }
+
+    fn is_contiguous(self) -> bool {
+        Self::is_contiguous(self)
+    }
+
+    fn may_share_run(self, other: Self) -> bool {
+        Self::may_share_run(self, other)
+    }
+
+    fn has_xs(self) -> bool {
+        self.attributes().memory != MemoryType::Normal
+    }
+}
+
+/// A TLB invalidation, as the models see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Invalidation<A> {
+    /// The addresses to which it applies; `None` for all.
+    pub(super) range: Option<InvalidatedRange<A>>,
+    pub(super) removed: Removed,
+    pub(super) scope: Scope,
+    /// Indicates the qualifier nXS.
+    pub(super) is_nxs: bool,
+}
+
+/// The addresses and entries to which an invalidation applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct InvalidatedRange<A> {
+    pub(super) first: A,
+    /// The bytes; 1 for a single address.
+    pub(super) size: u64,
+    /// The level of the leaves (FEAT_TTL).
+    pub(super) ttl: Option<Level>,
+    /// Indicates that entries of tables are not removed.
+    pub(super) leaf_only: bool,
+}
+
+impl Invalidation<Ipa> {
+    /// Returns an invalidation of stage 2, or of entries combined with it.
+    pub(super) const fn of_stage2(kind: Tlbi, is_nxs: bool) -> Self {
+        let (range, removed) = match kind {
+            Tlbi::Ipa { ipa, ttl, leaf_only, .. } => {
+                (Some(InvalidatedRange { first: ipa, size: 1, ttl, leaf_only }), Removed::Stage2)
+            }
+            Tlbi::Range { ipa, size, ttl, leaf_only, .. } => {
+                (Some(InvalidatedRange { first: ipa, size, ttl, leaf_only }), Removed::Stage2)
+            }
+            Tlbi::Stage1 { .. } => (None, Removed::Combined),
+            Tlbi::All { .. } => (None, Removed::Everything),
+        };
+        Self { range, removed, scope: kind.scope(), is_nxs }
+    }
+}
