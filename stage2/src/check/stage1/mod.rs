@@ -21,8 +21,6 @@ mod checker;
 mod entry;
 mod make;
 mod store;
-#[cfg(test)]
-mod tests;
 mod tlbi;
 
 pub(super) use self::{
