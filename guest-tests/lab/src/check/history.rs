@@ -74,29 +74,34 @@ fn function(setup: &Setup, number: u16) -> String {
 
 /// Describes a stage-2 entry whose level is not known (Arm ARM D8.3).
 pub fn describe_entry(entry: u64) -> String {
-    const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
-    let bit = |at: u32| entry >> at & 1 == 1;
-    let phys = entry & ADDRESS;
-    if entry == 0 {
-        return "empty".to_owned();
-    }
-    if !bit(0) {
-        return format!("invalid ({entry:#x})");
-    }
     // A table entry has no attributes in bits 11 to 2, a leaf has at least the access flag.
-    if bit(1) && entry & 0xffc == 0 {
-        return format!("table {phys:#x}");
-    }
-    let kind = if bit(1) { "page" } else { "block" };
-    let read = if bit(6) { "r" } else { "-" };
-    let write = if bit(7) { "w" } else { "-" };
-    let execute = if bit(54) { "-" } else { "x" };
-    let access = if bit(10) { "" } else { ", access flag clear" };
-    format!("{kind} → {phys:#x} {read}{write}{execute}{access} ({entry:#x})")
+    describe_descriptor(entry, 0xffc, |bit| {
+        let read = if bit(6) { "r" } else { "-" };
+        let write = if bit(7) { "w" } else { "-" };
+        let execute = if bit(54) { "-" } else { "x" };
+        let access = if bit(10) { "" } else { ", access flag clear" };
+        format!("{read}{write}{execute}{access}")
+    })
 }
 
 /// Describes an entry of the kernel's own tables, whose level is not known (Arm ARM D8.3).
 pub fn describe_stage1_entry(entry: u64) -> String {
+    // A table entry has no attributes in bits 9 to 2; a page of Linux is shareable.
+    describe_descriptor(entry, 0x3fc, |bit| {
+        let write = if bit(7) { "-" } else { "w" };
+        let execute = if bit(53) { "-" } else { "x" };
+        let contiguous = if bit(52) { ", contiguous" } else { "" };
+        format!("r{write}{execute}{contiguous}")
+    })
+}
+
+/// Describes an entry. `attribute_bits` are bits of which every page has one and no table has any;
+/// `attributes` formats those of a leaf.
+fn describe_descriptor(
+    entry: u64,
+    attribute_bits: u64,
+    attributes: impl Fn(&dyn Fn(u32) -> bool) -> String,
+) -> String {
     const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
     let bit = |at: u32| entry >> at & 1 == 1;
     let phys = entry & ADDRESS;
@@ -106,15 +111,11 @@ pub fn describe_stage1_entry(entry: u64) -> String {
     if !bit(0) {
         return format!("invalid ({entry:#x})");
     }
-    // A table entry has no attributes in bits 9 to 2; a page of Linux is shareable.
-    if bit(1) && entry & 0x3fc == 0 {
+    if bit(1) && entry & attribute_bits == 0 {
         return format!("table {phys:#x}");
     }
     let kind = if bit(1) { "page" } else { "block" };
-    let write = if bit(7) { "-" } else { "w" };
-    let execute = if bit(53) { "-" } else { "x" };
-    let contiguous = if bit(52) { ", contiguous" } else { "" };
-    format!("{kind} → {phys:#x} r{write}{execute}{contiguous} ({entry:#x})")
+    format!("{kind} → {phys:#x} {} ({entry:#x})", attributes(&bit))
 }
 
 #[cfg(test)]
