@@ -187,7 +187,7 @@ fn a_leaf_that_is_younger_than_the_fault_needs_no_invalidation() {
     let start = FAULT.replace("40000041a007fd", "40000041a0077d");
     let relax = RELAX.replace("0 tlbi ipas2e1 0 @1\n", "");
     let (abort, fault) = relax.split_once("0 word").unwrap();
-    // CPU 1 makes the entry that CPU 0 relaxes after both have faulted.
+    // CPU 1 makes the entry that CPU 0 relaxes.
     let other = "
 1 word 50000000 0 1
 1 store 41184000 40000041a0077d 40000041a0037d plain @1
@@ -201,7 +201,9 @@ fn a_leaf_that_is_younger_than_the_fault_needs_no_invalidation() {
 
     assert_eq!(rules(&[&start, abort, other, &fault].concat()), []);
     assert_eq!(rules(&[&start, guest, host, other, abort, &fault].concat()), []);
-    assert_eq!(rules(&[&start, guest, other, host, abort, &fault].concat()), [Rule::NoProgress]);
+    // CPU 0 may have taken its exception earlier, which the trace does not have.
+    assert_eq!(rules(&[&start, guest, other, host, abort, &fault].concat()), []);
+    assert_eq!(rules(&[&start, other, guest, host, abort, &fault].concat()), [Rule::NoProgress]);
 }
 
 /// The fault of `FAULT` by a thread that another one preempts before the page is marked dirty.

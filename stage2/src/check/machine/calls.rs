@@ -57,9 +57,10 @@ struct ChangedLeaf {
     store: Cause,
 }
 
-/// The changes of tables since a CPU ceased to run a guest. The CPU holds none of the leaves that
-/// are younger: outside the guest, its TLB may cache no entry of the guest's regime (Arm ARM R_SQBCS,
-/// R_FXGNQ).
+/// The changes of tables since a CPU began to run a guest. A fault may be older than these changes, as
+/// the trace does not have the time of the guest's exit: between the exception and the write of
+/// HCR_EL2, another CPU may change entries, of which this one caches none (Arm ARM R_SQBCS, R_FXGNQ: at
+/// EL2, a TLB may cache no entry of the guest's regime).
 #[derive(Debug, Default)]
 struct Changes {
     entries: BTreeSet<PhysAddr>,
@@ -86,11 +87,11 @@ impl Changes {
 struct Fault {
     /// Leaves that have become writable: the guest's number, first address, bytes and store.
     writable: Vec<(usize, Ipa, u64, Cause)>,
-    /// Leaves that were changed in place. A leaf that is younger than the guest's exit did not cause the
-    /// fault: if another CPU holds it that resumes the guest, the next fault handles that.
+    /// Leaves that were changed in place. A leaf that is younger than the guest's entry need not have
+    /// caused the fault: if another CPU holds it that resumes the guest, the next fault handles that.
     changed: Vec<ChangedLeaf>,
-    /// Changes by any CPU since the guest's exit.
-    since_exit: Changes,
+    /// Changes by any CPU since the guest's entry.
+    since_entry: Changes,
     /// Pages that have been marked dirty.
     marked: Vec<Ipa>,
     /// The event that began the look-up in progress, in which an mmu_notifier may change entries.
@@ -125,8 +126,8 @@ pub(super) struct Calls {
     /// Threads in calls in which the hypervisor may delay the invalidation of restricted entries.
     by_user_space: BTreeSet<Thread>,
     faults: BTreeMap<Thread, Fault>,
-    /// The CPUs that have ceased to run a guest and begun no fault since.
-    outside_guest: BTreeMap<u8, Changes>,
+    /// Changes since each CPU began to run a guest, unless it has begun a fault since.
+    since_entry: BTreeMap<u8, Changes>,
     /// Calls whose end is missing, and ends without a call.
     unbalanced: u64,
     /// Indicates that the trace has the reads of the invalidation sequence.
@@ -150,7 +151,7 @@ impl Calls {
         Self {
             by_user_space: BTreeSet::new(),
             faults: BTreeMap::new(),
-            outside_guest: BTreeMap::new(),
+            since_entry: BTreeMap::new(),
             unbalanced: 0,
             reads_sequence: hypervisor.has(Role::ReadSequence),
             logged: BTreeMap::new(),
@@ -186,8 +187,8 @@ impl Calls {
             // Both are not recursive: an earlier call of the thread has ended.
             Role::Call => self.unbalanced += u64::from(!self.by_user_space.insert(thread)),
             Role::Abort => {
-                let since_exit = self.outside_guest.remove(&cause.cpu).unwrap_or_default();
-                let fault = Fault { since_exit, ..Fault::default() };
+                let since_entry = self.since_entry.remove(&cause.cpu).unwrap_or_default();
+                let fault = Fault { since_entry, ..Fault::default() };
                 let earlier = self.faults.insert(thread, fault);
                 self.unbalanced += u64::from(earlier.is_some());
             }
@@ -339,7 +340,7 @@ impl Calls {
         if old.is_leaf(level)
             && new.is_leaf(level)
             && let Some(fault) = self.faults.get_mut(&thread)
-            && !fault.since_exit.contain(PhysAddr(entry.0), self.page_size)
+            && !fault.since_entry.contain(PhysAddr(entry.0), self.page_size)
         {
             let leaf = ChangedLeaf { guest: number, ipa, store };
             fault.changed.push(leaf);
@@ -413,13 +414,9 @@ impl Calls {
         }
     }
 
-    /// Records that a CPU begins or ceases to run a guest.
-    pub(super) fn run_guest(&mut self, cpu: u8, runs_guest: bool) {
-        if runs_guest {
-            self.outside_guest.remove(&cpu);
-        } else {
-            self.outside_guest.entry(cpu).or_default();
-        }
+    /// Records that a CPU begins to run a guest.
+    pub(super) fn begin_guest(&mut self, cpu: u8) {
+        self.since_entry.insert(cpu, Changes::default());
     }
 
     /// Records that an entry has changed.
@@ -432,10 +429,10 @@ impl Calls {
         self.changes().for_each(|changes| changes.linked_tables.extend([table]));
     }
 
-    /// Returns the changes of the faults in progress, and of the CPUs outside a guest.
+    /// Returns the changes of the faults in progress, and of the CPUs since they began to run a guest.
     fn changes(&mut self) -> impl Iterator<Item = &mut Changes> {
-        let faults = self.faults.values_mut().map(|fault| &mut fault.since_exit);
-        faults.chain(self.outside_guest.values_mut())
+        let faults = self.faults.values_mut().map(|fault| &mut fault.since_entry);
+        faults.chain(self.since_entry.values_mut())
     }
 
     /// Compares the references of changed tables with their entries, when no CPU holds the lock of

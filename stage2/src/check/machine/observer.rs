@@ -183,7 +183,9 @@ impl Observer {
             MachineAction::SetHcr(value) => {
                 let registers = &mut self.registers[usize::from(cpu)];
                 registers.hcr = *value;
-                self.calls.run_guest(cpu, registers.runs_guest());
+                if registers.runs_guest() {
+                    self.calls.begin_guest(cpu);
+                }
                 self.select(cpu);
             }
             MachineAction::Table { table, level, unordered_writer, entries } => {
