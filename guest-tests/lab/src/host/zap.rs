@@ -87,6 +87,8 @@ impl Zap {
         }
         memory.write_each_page();
         if folio == huge {
+            // khugepaged would map the folios by blocks again.
+            memory.advise(Advice::LinuxNoHugepage)?;
             // Another protection of one page splits the block; then the table remains.
             for at in (0..memory.size).step_by(huge) {
                 memory.protect_page(at, MprotectFlags::READ)?;
