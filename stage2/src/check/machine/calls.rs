@@ -414,9 +414,11 @@ impl Calls {
         }
     }
 
-    /// Records that a CPU begins to run a guest.
-    pub(super) fn begin_guest(&mut self, cpu: u8) {
-        self.since_entry.insert(cpu, Changes::default());
+    /// Records whether a CPU runs a guest; if so, it has entered the guest.
+    pub(super) fn set_running_guest(&mut self, cpu: u8, runs_guest: bool) {
+        if runs_guest {
+            self.since_entry.insert(cpu, Changes::default());
+        }
     }
 
     /// Records that an entry has changed.

@@ -183,9 +183,7 @@ impl Observer {
             MachineAction::SetHcr(value) => {
                 let registers = &mut self.registers[usize::from(cpu)];
                 registers.hcr = *value;
-                if registers.runs_guest() {
-                    self.calls.begin_guest(cpu);
-                }
+                self.calls.set_running_guest(cpu, registers.runs_guest());
                 self.select(cpu);
             }
             MachineAction::Table { table, level, unordered_writer, entries } => {
