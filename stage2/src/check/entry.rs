@@ -37,6 +37,8 @@ impl InputAddress for Ipa {
 pub(super) trait TableEntry: Copy + Eq + Debug {
     /// The addresses that the table translates.
     type Input: InputAddress;
+    /// An entry whose bits are all 0.
+    const EMPTY: Self;
 
     /// Returns the type of the entry at a level.
     fn kind(self, level: Level) -> EntryKind;
@@ -66,6 +68,7 @@ pub(super) trait TableEntry: Copy + Eq + Debug {
 
 impl TableEntry for Descriptor {
     type Input = Ipa;
+    const EMPTY: Self = Self::EMPTY;
 
     fn kind(self, level: Level) -> EntryKind {
         Self::kind(self, level)

@@ -164,12 +164,30 @@ impl<E: TableEntry> TableModel<E> {
         self.table_states.get(&table)?.unlinked_at
     }
 
-    /// Records a store of a CPU to a table. A release orders earlier stores, not itself.
-    pub(super) fn set_writer(&mut self, table: TableAddress, cpu: usize) {
-        if let Some(state) = self.table_states.get_mut(&table) {
-            state.writer = Some(cpu);
-            self.unpublished_tables.insert(table);
+    /// Records a store of a CPU to an entry. Returns its table, and its position if the table is
+    /// linked; `None` if the entry belongs to no table. A release orders earlier stores, not itself.
+    pub(super) fn store(
+        &mut self,
+        cpu: usize,
+        entry: EntryAddress,
+        new: E,
+    ) -> Option<(TableAddress, Option<EntryPosition<E::Input>>)> {
+        let geometry = self.geometry;
+        let (at, table) = self.table_containing(entry)?;
+        let index = (entry.0 - at.0) / 8;
+        if new == E::EMPTY {
+            table.entries.remove(&index);
+        } else {
+            table.entries.insert(index, new);
         }
+        table.writer = Some(cpu);
+        let base = table.ipa;
+        let position = table.level.filter(|_| table.is_linked).map(|level| {
+            let ipa = base + index * geometry.span(level);
+            EntryPosition { entry, level, ipa }
+        });
+        self.unpublished_tables.insert(at);
+        Some((at, position))
     }
 
     /// Records a barrier, which orders the stores of a CPU.

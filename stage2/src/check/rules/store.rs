@@ -24,25 +24,13 @@ impl Checker {
         kind: StoreKind,
     ) {
         self.check_lock(cpu, entry, (old, new), kind);
-        let Some((at, table)) = self.tables.table_containing(entry) else {
+        let Some((at, position)) = self.tables.store(cpu, entry, new) else {
             let detail = format!("entry {:#x} of no table is written", entry.0);
             return self.report(Rule::TableNotOwned, detail);
         };
-        let index = (entry.0 - at.0) / 8;
-        if new == Descriptor::EMPTY {
-            table.entries.remove(&index);
-        } else {
-            table.entries.insert(index, new);
-        }
-        let (linked, level, base) = (table.is_linked, table.level, table.ipa);
-        self.tables.set_writer(at, cpu);
         self.tables.changed_tables.insert(at);
         self.tlbs.record_store(cpu, entry);
-        let (true, Some(level)) = (linked, level) else {
-            return;
-        };
-        let ipa = base + index * self.setup.geometry.span(level);
-        let position = EntryPosition { entry, level, ipa };
+        let Some(position) = position else { return };
         match (old.is_valid(), new.is_valid()) {
             (true, true) => self.replace_entry(cpu, &position, old, new, kind),
             (true, false) => self.remove_entry(cpu, &position, old),

@@ -132,6 +132,7 @@ impl Stage1Entry {
 
 impl TableEntry for Stage1Entry {
     type Input = VirtAddr;
+    const EMPTY: Self = Self::EMPTY;
 
     fn kind(self, level: Level) -> EntryKind {
         if self.0 & VALID == 0 {

@@ -31,18 +31,9 @@ impl Stage1Checker {
         (old, new): (Stage1Entry, Stage1Entry),
         kind: StoreKind,
     ) -> Option<Position> {
-        let (at, table) = self.tables.table_containing(entry)?;
-        let index = (entry.0 - at.0) / 8;
-        if new == Stage1Entry::EMPTY {
-            table.entries.remove(&index);
-        } else {
-            table.entries.insert(index, new);
-        }
-        let (is_linked, level, base) = (table.is_linked, table.level, table.ipa);
-        self.tables.set_writer(at, cpu);
+        let (_, position) = self.tables.store(cpu, entry, new)?;
         self.tlbs.record_store(cpu, entry);
-        let level = level.filter(|_| is_linked)?;
-        let position = Position { entry, level, ipa: base + index * self.geometry.span(level) };
+        let position = position?;
         match (old.is_valid(), new.is_valid()) {
             (true, true) => self.replace(cpu, &position, (old, new), kind),
             (true, false) => self.remove(&position, old),
