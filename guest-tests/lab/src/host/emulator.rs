@@ -42,6 +42,11 @@ pub struct EmulatedMachine {
 }
 
 impl EmulatedMachine {
+    /// Omits elapsed time if the machine has one CPU, which has no turns.
+    pub fn omit_turns_of_one_cpu(&mut self) {
+        self.quantum = self.quantum.filter(|_| self.cpus > 1);
+    }
+
     /// Formats the options that affect results, for the records.
     pub fn describe(&self) -> String {
         let Self { cpu, cpus, memory, quantum, .. } = self;

@@ -253,26 +253,26 @@ fn report_tables() -> Result<TestEnding, String> {
     let tables = KernelTables::read().context(|| "cannot read the page tables".to_owned())?;
     let text = serde_json::to_string(&tables).context(|| "cannot write a report".to_owned())?;
     fs::write(RESULTS_PATH, text).context(|| format!("cannot write {RESULTS_PATH}"))?;
-    let ns = Nanoseconds(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-    Ok(TestEnding::Exited { code: 0, ns })
+    Ok(exited(0, start.elapsed()))
 }
 
 /// Maps memory, and removes it between marks.
 fn zap_memory(zap: &Zap) -> Result<TestEnding, String> {
     let start = Instant::now();
     zap.run().context(|| "cannot measure the removal of memory".to_owned())?;
-    let ns = Nanoseconds(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-    Ok(TestEnding::Exited { code: 0, ns })
+    Ok(exited(0, start.elapsed()))
+}
+
+fn exited(code: i32, elapsed: Duration) -> TestEnding {
+    let ns = Nanoseconds(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
+    TestEnding::Exited { code, ns }
 }
 
 fn test_ending(child: &mut Child, elapsed: Duration, job: &Job) -> io::Result<TestEnding> {
     let status = child.wait()?;
     let seconds = job.deadline_seconds;
     Ok(match (status.code(), status.signal()) {
-        (Some(code), _) => TestEnding::Exited {
-            code,
-            ns: Nanoseconds(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)),
-        },
+        (Some(code), _) => exited(code, elapsed),
         (None, Some(9)) if elapsed.as_secs() >= seconds => TestEnding::Deadline { seconds },
         (None, signal) => TestEnding::Killed { signal: signal.unwrap_or(0) },
     })

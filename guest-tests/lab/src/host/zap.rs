@@ -137,10 +137,9 @@ struct Mapping {
 
 impl Mapping {
     fn new(size: usize, alignment: usize) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let (length, access) = (size + alignment, ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: the kernel chooses unused addresses.
-        let start =
-            unsafe { mmap_anonymous(null_mut(), size + alignment, protection, MapFlags::PRIVATE) }?;
+        let start = unsafe { mmap_anonymous(null_mut(), length, access, MapFlags::PRIVATE) }?;
         let offset = start.align_offset(alignment);
         // SAFETY: `offset` is less than `alignment`, so the result is in the mapping.
         let start = unsafe { start.byte_add(offset) };

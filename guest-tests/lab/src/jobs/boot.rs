@@ -25,8 +25,7 @@ pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
                 None => boot(host, memory, rodata),
                 Some(backing) => guest_boot(host, backing, memory, rodata),
             };
-            // One CPU has no turns, and a boot no time.
-            job.machine.quantum = job.machine.quantum.filter(|_| job.machine.cpus > 1);
+            job.machine.omit_turns_of_one_cpu();
             job.kernel_parameters = format!("{} {}", rodata.parameters(), job.kernel_parameters);
             job.machine.tlb = matrix.tlb_model();
             if job.machine.tlb.is_some() {

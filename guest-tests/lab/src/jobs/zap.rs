@@ -24,8 +24,7 @@ fn job(host: Host<'_>, zap: Zap) -> PlannedJob {
     let pools = HugePagePools::new();
     let memory = host_memory(zap.size, &pools);
     let mut planned = PlannedJob::new(host, name, (1, memory), Vec::new(), pools);
-    // One CPU has no turns.
-    planned.machine.quantum = planned.machine.quantum.filter(|_| planned.machine.cpus > 1);
+    planned.machine.omit_turns_of_one_cpu();
     planned.job.has_unmarked_program = false;
     planned.job.zap = Some(zap);
     planned

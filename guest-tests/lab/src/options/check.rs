@@ -40,8 +40,8 @@ const BOOT_MEMORY: Bytes = Bytes::gib(1);
     mut_arg("seeds", |arg| arg.help("Boots of each job, each with another schedule [default: 1]")),
 )]
 pub struct CheckArgs {
-    /// Load of the host: boot (none), bench, kvm_page_table_test, guest (boot of a Linux guest), selftests, one
-    /// selftest with its arguments, or the path of a static arm64 program
+    /// Load of the host: boot (none), bench, kvm_page_table_test, guest (boot of a Linux guest),
+    /// selftests, one selftest with its arguments, or the path of a static arm64 program
     #[arg(long, value_name = "TEST", default_value = "bench")]
     test: CheckedTest,
     /// Additional argument of `granule bench`, of `granule run` (guest) or of the program

@@ -86,8 +86,8 @@ impl KernelTables {
 
     /// Returns whether no other CPU translates by the kernel's tables.
     pub fn is_alone(&self, cpu: u8) -> bool {
-        let others = (0..).zip(&self.cpus).filter(|(number, _)| *number != cpu);
-        others.into_iter().all(|(_, registers)| registers.root.is_none())
+        let mut others = (0..).zip(&self.cpus).filter(|(number, _)| *number != cpu);
+        others.all(|(_, registers)| registers.root.is_none())
     }
 
     /// Returns whether a TLB invalidation applies to the kernel's tables: its regime is that of the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! A trace of what the machine does to stage-2 tables and, with `stage1=on`, to the kernel's own: stores, barriers, TLB and cache maintenance,
-//! in the text of [`granule_stage2::check::machine::event`].
+//! A trace of what the machine does to stage-2 tables and, with `stage1=on`, to the kernel's own:
+//! stores, barriers, TLB and cache maintenance, in the text of [`granule_stage2::check::machine::event`].
 //!
 //! ```text
 //! hooks ── observer ─┬─ instruction: decodes                    ─┐
