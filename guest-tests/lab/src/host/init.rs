@@ -28,10 +28,12 @@ use rustix::{
 use crate::{
     host::{
         expect, guest_init,
-        job::{self, CpuSchedule, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH, TestEnding},
+        job::{
+            self, CpuSchedule, FACTS_PATH, JOB_PATH, Job, JobReport, OwnWork, RESULTS_PATH,
+            TestEnding,
+        },
         kernel_tables::KernelTables,
         page_cache_load, program,
-        zap::Zap,
     },
     running_program::RunningProgram,
 };
@@ -202,16 +204,18 @@ fn reserve_pools(job: &Job) -> Result<Option<TestEnding>, String> {
 }
 
 fn run_test(job: &Job) -> Result<TestEnding, String> {
-    if job.reports_kernel_tables {
-        if job.loads_page_cache {
-            let load = page_cache_load::run(Path::new("/tmp"));
-            load.context(|| "cannot load the page cache".to_owned())?;
+    let start = Instant::now();
+    match &job.own_work {
+        Some(OwnWork::ReportTables { loads_page_cache }) => report_tables(*loads_page_cache)?,
+        Some(OwnWork::Zap(zap)) => {
+            zap.run().context(|| "cannot measure the removal of memory".to_owned())?;
         }
-        return report_tables();
+        None => return run_program(job),
     }
-    if let Some(zap) = &job.zap {
-        return zap_memory(zap);
-    }
+    Ok(exited(0, start.elapsed()))
+}
+
+fn run_program(job: &Job) -> Result<TestEnding, String> {
     let [program, arguments @ ..] = job.argv.as_slice() else {
         return Err("the job has no program: argv is empty".to_owned());
     };
@@ -248,19 +252,14 @@ fn run_test(job: &Job) -> Result<TestEnding, String> {
 }
 
 /// Writes the page tables of this kernel to the results.
-fn report_tables() -> Result<TestEnding, String> {
-    let start = Instant::now();
+fn report_tables(loads_page_cache: bool) -> Result<(), String> {
+    if loads_page_cache {
+        let load = page_cache_load::run(Path::new("/tmp"));
+        load.context(|| "cannot load the page cache".to_owned())?;
+    }
     let tables = KernelTables::read().context(|| "cannot read the page tables".to_owned())?;
     let text = serde_json::to_string(&tables).context(|| "cannot write a report".to_owned())?;
-    fs::write(RESULTS_PATH, text).context(|| format!("cannot write {RESULTS_PATH}"))?;
-    Ok(exited(0, start.elapsed()))
-}
-
-/// Maps memory, and removes it between marks.
-fn zap_memory(zap: &Zap) -> Result<TestEnding, String> {
-    let start = Instant::now();
-    zap.run().context(|| "cannot measure the removal of memory".to_owned())?;
-    Ok(exited(0, start.elapsed()))
+    fs::write(RESULTS_PATH, text).context(|| format!("cannot write {RESULTS_PATH}"))
 }
 
 fn exited(code: i32, elapsed: Duration) -> TestEnding {

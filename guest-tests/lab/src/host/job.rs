@@ -53,20 +53,27 @@ pub struct Job {
     /// Indicates that PID 1 executes marks before and after the program.
     #[serde(rename = "foreign")]
     pub has_unmarked_program: bool,
-    /// Indicates that PID 1 runs no program, and reports the kernel's page tables.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub reports_kernel_tables: bool,
-    /// Indicates that PID 1 runs the load on the page cache before the report.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub loads_page_cache: bool,
-    /// Memory that PID 1 removes from its page tables instead of running a program.
+    /// Work of PID 1 that replaces the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub zap: Option<Zap>,
+    pub own_work: Option<OwnWork>,
     /// Script for standard input and output of the test; if empty, the test has no standard input.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expect: Vec<Exchange>,
     /// Virtual seconds after which the test is killed.
     pub deadline_seconds: u64,
+}
+
+/// Work that PID 1 does itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OwnWork {
+    /// Reports the kernel's page tables.
+    ReportTables {
+        /// Indicates that the load on the page cache runs before.
+        loads_page_cache: bool,
+    },
+    /// Removes memory from its page tables, between marks.
+    Zap(Zap),
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ use granule_types::{backing::Backing, units::Bytes};
 
 use crate::{
     command::CommandError,
+    host::job::OwnWork,
     jobs::{
         guest::LinuxGuest,
         planned_job::{Host, HugePagePools, MeasuredBoot, PlannedJob, memory_and_pools, run_guest},
@@ -22,7 +23,7 @@ pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
     for &rodata in &matrix.rodata {
         for &memory in &matrix.memory {
             let mut job = match matrix.guest {
-                None => boot(host, memory, rodata),
+                None => boot(host, memory, rodata, matrix.tlb.is_some()),
                 Some(backing) => guest_boot(host, backing, memory, rodata),
             };
             job.machine.omit_turns_of_one_cpu();
@@ -31,7 +32,6 @@ pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
             if job.machine.tlb.is_some() {
                 // The guest is a load; without one, PID 1 has loads.
                 job.job.has_unmarked_program = matrix.guest.is_some();
-                job.job.loads_page_cache = matrix.guest.is_none();
             }
             job.boot = Some(MeasuredBoot { memory, rodata, guest: matrix.guest });
             jobs.push(job);
@@ -40,11 +40,11 @@ pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
     jobs
 }
 
-fn boot(host: Host<'_>, memory: Bytes, rodata: Rodata) -> PlannedJob {
+fn boot(host: Host<'_>, memory: Bytes, rodata: Rodata, loads_page_cache: bool) -> PlannedJob {
     let name = format!("boot-{memory}-rodata-{rodata}");
     let mut planned = PlannedJob::new(host, name, (1, memory), Vec::new(), HugePagePools::new());
     planned.machine.is_sparse = true;
-    planned.job.reports_kernel_tables = true;
+    planned.job.own_work = Some(OwnWork::ReportTables { loads_page_cache });
     planned.job.has_unmarked_program = false;
     planned
 }
@@ -113,7 +113,8 @@ mod tests {
         assert_eq!(last.machine.quantum, None);
         assert!(last.machine.process_memory() < Bytes::gib(16));
         assert!(last.kernel_parameters.contains("rodata=on"));
-        assert!(last.job.reports_kernel_tables && last.guest.is_none());
+        let work = OwnWork::ReportTables { loads_page_cache: false };
+        assert_eq!((&last.job.own_work, last.guest.is_none()), (&Some(work), true));
     }
 
     #[test]
@@ -124,7 +125,8 @@ mod tests {
             let jobs = matrix::jobs(&options(line), PageSize::Kib4, &[]);
 
             let job = &jobs[0].job;
-            assert_eq!((job.loads_page_cache, job.has_unmarked_program), (loads, !loads), "{line}");
+            let work = loads.then_some(OwnWork::ReportTables { loads_page_cache: true });
+            assert_eq!((&job.own_work, job.has_unmarked_program), (&work, !loads), "{line}");
             let model = jobs[0].machine.tlb.as_ref().unwrap();
             assert_eq!(model.grains, [Bytes::kib(4), Bytes::kib(64), Bytes::mib(2)]);
         }
@@ -145,6 +147,6 @@ mod tests {
                 .iter()
                 .any(|word| word.contains("nokaslr") && word.contains("rodata=full"))
         );
-        assert!(!job.job.reports_kernel_tables);
+        assert_eq!(job.job.own_work, None);
     }
 }

@@ -261,7 +261,7 @@ impl Executor {
         let machine = &job.machine;
         let mut plugin = machine.plugin_option(&self.plugin, &directory.join(COUNTS_FILE));
         plugin += &format!(",seed={}", job.job.seed);
-        if job.boot.is_some() || job.job.zap.is_some() {
+        if job.boot.is_some() || job.zap().is_some() {
             plugin += ",instructions=on,stores=on,barriers=on";
         } else if job.guest.is_some() && job.program.is_none() {
             plugin += ",instructions=on";

@@ -9,7 +9,11 @@ use granule_types::{
 };
 
 use crate::{
-    host::{emulator::EmulatedMachine, job::Job},
+    host::{
+        emulator::EmulatedMachine,
+        job::{Job, OwnWork},
+        zap::Zap,
+    },
     jobs::{guest::LinuxGuest, program_run::ProgramRun},
     options::{HostOptions, Rodata},
     values::PageSize,
@@ -63,6 +67,14 @@ impl PlannedJob {
         self.name.rsplit_once("-seed").map_or(&self.name, |(class, _)| class)
     }
 
+    /// Returns the removal of memory that the job measures.
+    pub fn zap(&self) -> Option<Zap> {
+        match self.job.own_work {
+            Some(OwnWork::Zap(zap)) => Some(zap),
+            _ => None,
+        }
+    }
+
     /// Returns a job without settings. `cpus` and `memory` apply unless `host` sets them.
     pub fn new(
         host: Host<'_>,
@@ -85,9 +97,7 @@ impl PlannedJob {
                 settings: BTreeMap::new(),
                 seed: 0,
                 has_unmarked_program: true,
-                reports_kernel_tables: false,
-                loads_page_cache: false,
-                zap: None,
+                own_work: None,
                 expect: Vec::new(),
                 deadline_seconds: DEADLINE_SECONDS,
             },

@@ -4,7 +4,7 @@
 use granule_types::units::Bytes;
 
 use crate::{
-    host::zap::Zap,
+    host::{job::OwnWork, zap::Zap},
     jobs::planned_job::{Host, HugePagePools, PlannedJob, host_memory},
     options::ZapMatrix,
 };
@@ -26,7 +26,7 @@ fn job(host: Host<'_>, zap: Zap) -> PlannedJob {
     let mut planned = PlannedJob::new(host, name, (1, memory), Vec::new(), pools);
     planned.machine.omit_turns_of_one_cpu();
     planned.job.has_unmarked_program = false;
-    planned.job.zap = Some(zap);
+    planned.job.own_work = Some(OwnWork::Zap(zap));
     planned
 }
 
@@ -52,7 +52,7 @@ mod tests {
             "dontneed-page-256M-order-9",
         ];
         assert_eq!(names, expected);
-        let zap = jobs[3].job.zap.unwrap();
+        let zap = jobs[3].zap().unwrap();
         assert_eq!((zap.order, zap.call), (9, ZapCall::DontneedPage));
         assert_eq!((jobs[3].machine.cpus, jobs[3].machine.quantum), (1, None));
     }
@@ -61,7 +61,7 @@ mod tests {
     fn the_default_orders_follow_the_page_size() {
         let orders = |page_size| {
             let jobs = matrix::jobs(&options("zap --call munmap"), page_size, &[]);
-            jobs.iter().map(|job| job.job.zap.unwrap().order).collect::<Vec<_>>()
+            jobs.iter().map(|job| job.zap().unwrap().order).collect::<Vec<_>>()
         };
 
         assert_eq!(orders(PageSize::Kib4), [0, 9]);

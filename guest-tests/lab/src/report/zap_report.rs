@@ -59,7 +59,7 @@ struct ZapRecord {
 impl ZapRecord {
     fn from_outcome(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
         outcome.passed_duration()?;
-        let Some(zap) = job.job.zap else {
+        let Some(zap) = job.zap() else {
             return Err(outcome.test_error("removes no memory".to_owned()));
         };
         Ok(Self {
@@ -150,7 +150,7 @@ mod tests {
         let record = ZapRecord {
             schema: SCHEMA,
             host: HostInfo::default(),
-            zap: jobs[0].job.zap.unwrap(),
+            zap: jobs[0].zap().unwrap(),
             counters: counters.map(|(name, count)| (name.to_owned(), count)).into(),
         };
 
