@@ -43,14 +43,16 @@ pub enum ArgumentError {
     /// Error returned for an unknown argument or an invalid value.
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, span=NAME:HEXADDRESS, \
-         instructions=on, stores=on, barriers=on, quantum=NANOSECONDS, seed=NUMBER, cost=CLASS:PICOSECONDS, \
-         tlb=FIRST:WAYSxSETS, grain=BYTES, linear=HEXSTART:HEXEND, guest=HEXENTRY:HEXEXIT, trace=FILE, \
-         function=NUMBER:HEXADDRESS:HEXEND, physical=NUMBER, lock=NUMBER:HEXOFFSET, \
-         free=HEXADDRESS:HEXOFFSET, stacks=off or verify=on"
+         instructions=on, stores=on, barriers=on, quantum=NANOSECONDS, seed=NUMBER, \
+         cost=CLASS:PICOSECONDS, tlb=FIRST:WAYSxSETS, grain=BYTES, linear=HEXSTART:HEXEND, \
+         guest=HEXENTRY:HEXEXIT, trace=FILE, function=NUMBER:HEXADDRESS:HEXEND, \
+         cold=NUMBER:HEXADDRESS:HEXEND, lock=NUMBER:HEXOFFSET, physical=NUMBER, \
+         load=NUMBER:ARGUMENT:POINTER:HEXOFFSET, free=HEXADDRESS:HEXOFFSET, threads=on, stage1=on, \
+         stacks=off or verify=on"
     )]
     Invalid(String),
     /// Error returned for an argument of the trace without a trace.
-    #[error("no trace: set trace=FILE, or omit function, lock, free, stacks and verify")]
+    #[error("no trace: set trace=FILE, or omit the arguments of the trace")]
     MissingTrace,
     /// Error returned for a model of TLBs without sizes or grains.
     #[error(
