@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use granule_report::render::page;
 use serde::Serialize;
 
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
         outcome::{JobError, JobOutcome},
         run_directory::RunDirectory,
     },
-    report::RunInfo,
+    report::{FailedJob, RunInfo},
     shell::Shell,
     with_causes,
 };
@@ -71,6 +72,43 @@ pub fn write_records<T: Serialize>(
     Ok(records)
 }
 
+/// Returns job, kernel and record of each boot.
+pub fn places<'a, T>(
+    run: RunInfo<'a>,
+    records: &'a Records<T>,
+) -> impl Iterator<Item = (&'a str, &'a str, &'a Result<T, String>)> {
+    run.jobs.iter().zip(records).flat_map(move |(job, records)| {
+        let of_kernel = run.kernels.iter().zip(records);
+        of_kernel.map(|(kernel, record)| (job.name.as_str(), kernel.name.as_str(), record))
+    })
+}
+
+/// Returns a row for each record: job, kernel, and the cells.
+pub fn rows<T>(
+    run: RunInfo<'_>,
+    records: &Records<T>,
+    cells: impl Fn(&T) -> Vec<String>,
+) -> Vec<Vec<String>> {
+    let found = places(run, records).filter_map(|(job, kernel, record)| {
+        let names = vec![job.to_owned(), kernel.to_owned()];
+        Some([names, cells(record.as_ref().ok()?)].concat())
+    });
+    found.collect()
+}
+
+/// Returns the failures among the boots.
+pub fn failures<T>(run: RunInfo<'_>, records: &Records<T>) -> Vec<FailedJob> {
+    let failed = places(run, records).filter_map(|(job, kernel, record)| {
+        Some((format!("{job} on {kernel}"), record.as_ref().err()?.clone()))
+    });
+    failed.collect()
+}
+
+/// Formats failures for a Markdown report.
+pub fn failure_text(failures: &[FailedJob]) -> String {
+    failures.iter().map(|(place, error)| format!("\n{place}: {error}\n")).collect()
+}
+
 /// Formats a Markdown table; all columns but those of names are aligned to the right.
 pub fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
     let rules = (0..head.len()).map(|at| if at < NAMES { "---|" } else { "--:|" });
@@ -79,4 +117,12 @@ pub fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
         text += &format!("| {} |\n", row.join(" | "));
     }
     text
+}
+
+/// Formats an HTML table.
+pub fn html(head: &[String], rows: &[Vec<String>]) -> String {
+    let escape = |row: &Vec<String>| row.iter().map(|cell| page::escape_html(cell)).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(escape).collect();
+    let head: Vec<&str> = head.iter().map(String::as_str).collect();
+    page::table(&head, &rows)
 }

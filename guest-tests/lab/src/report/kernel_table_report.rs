@@ -14,7 +14,9 @@ use crate::{
     options::BootMatrix,
     report::{
         FailedJob, RunInfo, RunStatus,
-        count_table::{Records, markdown, write_records},
+        count_table::{
+            Records, failure_text, failures, html, markdown, places, rows, write_records,
+        },
         publish,
         table_figures::{BootRecord, COUNT_COLUMNS},
         tlb_figures::LoadWalks,
@@ -58,11 +60,7 @@ impl Report {
         (matrix, costs): (&BootMatrix, Option<&CostTable>),
     ) -> Self {
         let changes = dump_changes(run, boots);
-        let failures: Vec<FailedJob> = places(run, boots)
-            .filter_map(|(job, kernel, boot)| {
-                Some((format!("{job} on {kernel}"), boot.as_ref().err()?.clone()))
-            })
-            .collect();
+        let failures = failures(run, boots);
         let is_refused = !changes.is_empty() && !matrix.accept_dump_change;
         let status = match failures.is_empty() && !is_refused {
             true => RunStatus::Passed,
@@ -70,17 +68,14 @@ impl Report {
         };
         let columns = Columns { has_guest: matrix.guest.is_some(), has_model: costs.is_some() };
         let (costs_head, memory_head) = (columns.cost_headings(), memory_headings());
-        let rows = |cells: &dyn Fn(&BootRecord) -> Vec<String>| -> Vec<Vec<String>> {
-            let found = places(run, boots).filter_map(|(job, kernel, boot)| {
-                let names = vec![job.to_owned(), kernel.to_owned()];
-                Some([names, cells(boot.as_ref().ok()?)].concat())
-            });
-            found.collect()
-        };
         let tables = [
-            (format!("{PAGING_FUNCTION}()"), costs_head.clone(), rows(&|boot| columns.costs(boot))),
+            (
+                format!("{PAGING_FUNCTION}()"),
+                costs_head.clone(),
+                rows(run, boots, |boot| columns.costs(boot)),
+            ),
             ("Per GiB".to_owned(), costs_head, columns.slopes(run, boots)),
-            ("Memory".to_owned(), memory_head, rows(&memory_cells)),
+            ("Memory".to_owned(), memory_head, rows(run, boots, memory_cells)),
         ];
         let tables = tables.into_iter().chain(walks_table(run, boots, matrix));
         let tables: Vec<Table> = tables.filter(|(_, _, rows)| !rows.is_empty()).collect();
@@ -92,24 +87,10 @@ impl Report {
         for remark in remarks.iter().chain(&changes) {
             text += &format!("{remark}\n");
         }
-        for (place, error) in &failures {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "\n{place}: {error}\n");
-        }
-        let html = html(run, boots, (&tables, &remarks, &changes), (&failures, status));
+        text += &failure_text(&failures);
+        let html = page_of(run, boots, (&tables, &remarks, &changes), (&failures, status));
         Self { text, html, status }
     }
-}
-
-/// Returns job, kernel and result of each boot.
-fn places<'a>(
-    run: RunInfo<'a>,
-    boots: &'a Boots,
-) -> impl Iterator<Item = (&'a str, &'a str, &'a Result<BootRecord, String>)> {
-    run.jobs.iter().zip(boots).flat_map(move |(job, boots)| {
-        let of_kernel = run.kernels.iter().zip(boots);
-        of_kernel.map(|(kernel, boot)| (job.name.as_str(), kernel.name.as_str(), boot))
-    })
 }
 
 /// Columns of a report.
@@ -252,7 +233,7 @@ fn dump_changes(run: RunInfo<'_>, boots: &Boots) -> Vec<String> {
 
 type Table = (String, Vec<String>, Vec<Vec<String>>);
 
-fn html(
+fn page_of(
     run: RunInfo<'_>,
     boots: &Boots,
     (tables, remarks, changes): (&[Table], &[String], &[String]),
@@ -277,10 +258,8 @@ fn html(
         let _ = write!(body, "<h2>By memory</h2>\n<div class=\"charts\">\n{charts}</div>\n");
     }
     for (title, head, rows) in tables {
-        let escape = |row: &Vec<String>| row.iter().map(|cell| page::escape_html(cell)).collect();
-        let rows: Vec<Vec<String>> = rows.iter().map(escape).collect();
-        let head: Vec<&str> = head.iter().map(String::as_str).collect();
-        let _ = write!(body, "<h2>{title}</h2>\n{}", page::table(&head, &rows));
+        // Writing to a String cannot fail.
+        let _ = write!(body, "<h2>{title}</h2>\n{}", html(head, rows));
     }
     run.page("Kernel page tables", body, failures)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Report of `granule lab zap`: what the removal of memory costs on each kernel.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::collections::BTreeMap;
 
 use granule_report::render::{group_digits, page};
 use granule_types::{mark, record::HostInfo, units::pluralize};
@@ -18,10 +18,10 @@ use crate::{
         run_directory::RunDirectory,
     },
     report::{
-        FailedJob, RunInfo, RunStatus,
+        RunInfo, RunStatus,
         count_table::{
-            CountColumn, Records, TLBI_BROADCAST, TLBI_LOCAL, column_sums, markdown, tlbi,
-            write_records,
+            CountColumn, Records, TLBI_BROADCAST, TLBI_LOCAL, column_sums, failure_text, failures,
+            html, markdown, rows, tlbi, write_records,
         },
         publish,
     },
@@ -99,36 +99,19 @@ pub fn report(
 
 /// Returns the report in both formats, and the status of the run.
 fn render(run: RunInfo<'_>, zaps: &Records<ZapRecord>) -> (String, String, RunStatus) {
-    let (mut rows, mut failures) = (Vec::new(), Vec::<FailedJob>::new());
-    for (job, zaps) in run.jobs.iter().zip(zaps) {
-        for (kernel, zap) in run.kernels.iter().zip(zaps) {
-            match zap {
-                Ok(zap) => {
-                    rows.push([vec![job.name.clone(), kernel.name.clone()], zap.cells()].concat());
-                }
-                Err(error) => {
-                    failures.push((format!("{} on {}", job.name, kernel.name), error.clone()));
-                }
-            }
-        }
-    }
+    let (rows, failures) = (rows(run, zaps, ZapRecord::cells), failures(run, zaps));
     let status = if failures.is_empty() { RunStatus::Passed } else { RunStatus::Failed };
-    let head: Vec<_> = NAMES.into_iter().chain(COLUMNS.map(|(heading, _)| heading)).collect();
+    let headings = NAMES.into_iter().chain(COLUMNS.map(|(heading, _)| heading));
+    let head: Vec<_> = headings.map(str::to_owned).collect();
     let mut text = String::new();
     let class = if status == RunStatus::Passed { "" } else { "regression" };
     let all = pluralize(run.jobs.len() * run.kernels.len(), "job");
     let mut body = page::verdict(class, &format!("{all}, {} failed.", failures.len()));
     if !rows.is_empty() {
-        let owned: Vec<_> = head.iter().copied().map(str::to_owned).collect();
-        text += &format!("{}\n{REMARK}\n", markdown(&owned, &rows));
-        let escape = |row: &Vec<String>| row.iter().map(|cell| page::escape_html(cell)).collect();
-        let rows: Vec<Vec<String>> = rows.iter().map(escape).collect();
-        body += &format!("<p>{REMARK}</p>\n{}", page::table(&head, &rows));
+        text += &format!("{}\n{REMARK}\n", markdown(&head, &rows));
+        body += &format!("<p>{REMARK}</p>\n{}", html(&head, &rows));
     }
-    for (place, error) in &failures {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "\n{place}: {error}\n");
-    }
+    text += &failure_text(&failures);
     (text, run.page("Removal of memory", body, &failures), status)
 }
 
