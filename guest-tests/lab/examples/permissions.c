@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * PID 1 of a kernel whose linear map has blocks: changes permissions of single pages by secret
- * memory and BPF programs, frees these, and prints how the linear map is mapped.
+ * Load for a kernel whose linear map has blocks, as PID 1 or as a program: changes permissions of
+ * single pages by secret memory and BPF programs, frees these, and prints how the linear map is
+ * mapped.
  *
  * Options of the kernel's command line:
  *   count=N   secret pages and BPF programs (512)
@@ -34,11 +35,35 @@
 static int secret_fd[MAX_COUNT], socket_fd[MAX_COUNT];
 static char *secret[MAX_COUNT];
 
+/* PID 1 powers the machine off, a program exits. */
+static void end(int code)
+{
+	fflush(stdout);
+	if (getpid() == 1)
+		reboot(RB_POWER_OFF);
+	exit(code);
+}
+
 static void fail(const char *call)
 {
 	perror(call);
-	fflush(stdout);
-	reboot(RB_POWER_OFF);
+	end(1);
+}
+
+static void mount_all(void)
+{
+	int fd;
+
+	mkdir("/proc", 0755);
+	mkdir("/sys", 0755);
+	mkdir("/dev", 0755);
+	mount("dev", "/dev", "devtmpfs", 0, NULL);
+	fd = open("/dev/console", O_RDWR);
+	for (int i = 0; i < 3; i++)
+		dup2(fd, i);
+	mount("proc", "/proc", "proc", 0, NULL);
+	mount("sys", "/sys", "sysfs", 0, NULL);
+	mount("debug", "/sys/kernel/debug", "debugfs", 0, NULL);
 }
 
 static int option(const char *name, int value)
@@ -190,19 +215,10 @@ int main(void)
 {
 	const char *const memory[] = { "MemTotal", "MemFree", NULL };
 	const struct rlimit files = { 2 * MAX_COUNT + 16, 2 * MAX_COUNT + 16 };
-	int count, procs, rounds, whole, fd;
+	int count, procs, rounds, whole;
 
-	mkdir("/proc", 0755);
-	mkdir("/sys", 0755);
-	mkdir("/dev", 0755);
-	mount("dev", "/dev", "devtmpfs", 0, NULL);
-	fd = open("/dev/console", O_RDWR);
-	for (int i = 0; i < 3; i++)
-		dup2(fd, i);
-	mount("proc", "/proc", "proc", 0, NULL);
-	mount("sys", "/sys", "sysfs", 0, NULL);
-	mount("debug", "/sys/kernel/debug", "debugfs", 0, NULL);
-
+	if (getpid() == 1)
+		mount_all();
 	setrlimit(RLIMIT_NOFILE, &files);
 	count = option("count=", 512);
 	procs = option("procs=", 1);
@@ -240,7 +256,5 @@ int main(void)
 	print_leaves("freed", whole);
 	print_lines("/proc/meminfo", memory);
 	printf("end\n");
-	fflush(stdout);
-	reboot(RB_POWER_OFF);
-	return 0;
+	end(0);
 }
