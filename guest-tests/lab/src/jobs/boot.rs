@@ -64,13 +64,15 @@ fn guest_boot(host: Host<'_>, backing: Backing, memory: Bytes, rodata: Rodata) -
 }
 
 /// Returns the arguments of the plugin with addresses of a kernel whose boot is measured, each after
-/// a comma; empty for other jobs.
+/// a comma; empty for other jobs. A guest with a kernel of its own is measured by that kernel's address.
 ///
 /// # Errors
 /// The kernel has no `System.map`, or lacks a function.
 pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, CommandError> {
     if job.boot.is_none() {
-        return Ok(String::new());
+        let of_guest = job.guest.as_ref().and_then(|guest| guest.paging_function);
+        let span = |address| format!(",span={PAGING_FUNCTION}:{address:x}");
+        return Ok(of_guest.map_or_else(String::new, span));
     }
     let mut arguments =
         format!(",span={PAGING_FUNCTION}:{:x}", kernel.required_function(PAGING_FUNCTION)?);

@@ -212,6 +212,8 @@ impl Executor {
             }
             None => text,
         };
+        let measured = job.guest.as_ref().and_then(|guest| guest.paging_function);
+        let text = measured.map_or_else(|| text.clone(), |address| format!("{text}\n{address:x}"));
         Ok(sha256(text.as_bytes()))
     }
 

@@ -4,12 +4,16 @@
 //! The guest is either the host's kernel with [`guest_init`] as PID 1, which requires no download,
 //! or a distribution with its own kernel and disk, controlled by a script on its console.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use granule_types::units::Bytes;
 
 use crate::{
     host::{expect::Exchange, guest_init},
+    kernel::image::{PAGING_FUNCTION, function_address},
     options::Rodata,
 };
 
@@ -22,6 +26,8 @@ pub struct LinuxGuest {
     /// Boot files and their paths in the initramfs; empty if the guest boots the host's kernel.
     pub files: Vec<(PathBuf, &'static str)>,
     pub default_memory: Bytes,
+    /// Address of `paging_init()` in a kernel of its own, if that has a `System.map`.
+    pub paging_function: Option<u64>,
     /// Arguments of `granule run` that depend on the guest.
     pub arguments: Vec<String>,
     /// Indicates that PID 1 reports the page tables of its kernel instead of checking the guest.
@@ -43,6 +49,7 @@ impl LinuxGuest {
         Self {
             files: Vec::new(),
             default_memory: Bytes::mib(128),
+            paging_function: None,
             arguments: arguments(&[
                 "--serial",
                 "pl011",
@@ -77,6 +84,7 @@ impl LinuxGuest {
     /// Returns a guest that boots `vmlinuz`, `initrd.img` and `root.img` of a directory.
     pub fn distribution(directory: &Path) -> Self {
         let works = guest_init::CHECKS_PASSED;
+        let map = fs::read_to_string(directory.join("System.map")).unwrap_or_default();
         Self {
             files: vec![
                 (directory.join("vmlinuz"), Self::IMAGE_PATH),
@@ -84,6 +92,7 @@ impl LinuxGuest {
                 (directory.join("root.img"), Self::DISK_PATH),
             ],
             default_memory: Bytes::mib(256),
+            paging_function: function_address(&map, PAGING_FUNCTION),
             arguments: arguments(&[
                 "--disk",
                 Self::DISK_PATH,
@@ -123,5 +132,16 @@ mod tests {
         for pair in script.windows(2) {
             assert!(!pair[0].send.contains(&pair[1].expect));
         }
+    }
+
+    #[test]
+    fn a_kernel_with_a_system_map_is_measured() {
+        let directory = tempfile::tempdir().unwrap();
+        let of = |directory| LinuxGuest::distribution(directory).paging_function;
+        assert_eq!(of(directory.path()), None);
+
+        fs::write(directory.path().join("System.map"), "ffff800009a1b2c4 T paging_init\n").unwrap();
+
+        assert_eq!(of(directory.path()), Some(0xffff_8000_09a1_b2c4));
     }
 }

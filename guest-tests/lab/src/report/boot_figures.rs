@@ -4,7 +4,8 @@
 //! `granule run` writes its statistics to the results file and executes
 //! [marks](granule_types::mark). *Start* ends at the guest's first instruction; *to init* and *to
 //! login* last from there to the guest's PID 1 and to the login prompt. Faults and CMOs are those
-//! of the whole run; counts include host and guest.
+//! of the whole run; counts include host and guest. The columns of `paging_init()` are those of the
+//! guest's kernel, if it has a `System.map`.
 
 use std::collections::BTreeMap;
 
@@ -18,6 +19,7 @@ use crate::{
         matrix::PlannedJob,
         outcome::{JobError, JobOutcome},
     },
+    report::{count_table::TLBI_BROADCAST, table_figures::span_counts},
 };
 
 /// Statistics of `granule run --stats`; fields that the report does not use are ignored.
@@ -57,7 +59,7 @@ pub struct BootFigures {
 type BootColumn = (&'static str, fn(u64) -> String);
 
 /// Columns of the report. Instructions are counted if a mark ends their segment.
-pub const BOOT_COLUMNS: [BootColumn; 10] = [
+pub const BOOT_COLUMNS: [BootColumn; 13] = [
     ("start M instr.", format_millions),
     ("to init M instr.", format_millions),
     ("to init ms", format_millions),
@@ -68,6 +70,9 @@ pub const BOOT_COLUMNS: [BootColumn; 10] = [
     ("stage-2 tables", |bytes| Bytes(bytes).to_string()),
     ("resident", |bytes| Bytes(bytes).to_string()),
     ("beyond guest memory", |bytes| Bytes(bytes).to_string()),
+    ("paging_init M instr.", format_millions),
+    ("paging_init TLBI broadcast", |count| count.to_string()),
+    ("paging_init aborts", |count| count.to_string()),
 ];
 
 /// Indices in [`BOOT_COLUMNS`] of the columns with charts.
@@ -75,6 +80,8 @@ pub const TO_INIT_COLUMN: usize = 2;
 pub const TO_LOGIN_COLUMN: usize = 3;
 pub const FAULTS_COLUMN: usize = 4;
 pub const DC_CIVAC_COLUMN: usize = 5;
+/// Index of the first of the last columns, which a report omits if no guest has them.
+pub const PAGING_COLUMN: usize = 10;
 
 impl BootFigures {
     pub fn from_outcome(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
@@ -123,10 +130,18 @@ impl BootFigures {
                 .map(|(_, count)| count)
                 .sum()
         };
-        let instructions = |mark: u8, until: u8| {
+        // A span divides the segment of its mark.
+        let instructions = |mark: u8, until: u8| -> Option<u64> {
             let at = segments.iter().position(|segment| segment.mark == mark)?;
-            segments.get(at + 1).filter(|next| next.mark == until)?;
-            segments[at].counts.get("instructions").copied()
+            let of_mark = segments[at..].iter().take_while(|segment| segment.mark == mark).count();
+            segments.get(at + of_mark).filter(|next| next.mark == until)?;
+            let counts = segments[at..at + of_mark].iter();
+            counts.map(|segment| segment.counts.get("instructions").copied()).sum()
+        };
+        let paging = span_counts(segments, 0).ok();
+        let paging = |selected: fn(&str) -> bool| {
+            let counts = paging.as_ref()?.iter().filter(|(name, _)| selected(name));
+            Some(counts.map(|(_, count)| count).sum())
         };
         Some(Self {
             values: [
@@ -140,6 +155,9 @@ impl BootFigures {
                 last.stage2_tables,
                 Some(last.resident_bytes.iter().flat_map(BTreeMap::values).sum()),
                 last.overhead,
+                paging(|name| name == "instructions"),
+                paging(TLBI_BROADCAST.1),
+                paging(|name| name == "guest_aborts"),
             ],
             faults_by_level,
         })
@@ -204,12 +222,41 @@ pub mod tests {
     }
 
     #[test]
+    fn a_span_of_the_guest_is_part_of_its_boot() {
+        const TIME: &str = r#""time":{"elapsed":1,"work":1,"starved":0}"#;
+        let line = |mark: u8, span: &str, counts: &str| {
+            format!("{{\"mark\":{mark},{span}{TIME},\"counts\":{{{counts}}}}}\n")
+        };
+        let text = [
+            line(mark::GUEST, "", r#""instructions":1000000"#),
+            line(
+                mark::GUEST,
+                r#""span":"paging_init","#,
+                r#""instructions":34000000,"TLBI VAALE1IS":67,"TLBI VMALLE1":3,"guest_aborts":529"#,
+            ),
+            line(mark::GUEST, "", r#""instructions":5000000"#),
+            line(mark::GUEST_INIT, "", r#""instructions":1"#),
+            "{\"end\":true,\"segments\":4}\n".to_owned(),
+        ];
+        let statistics =
+            r#"{"ended":"off","phases":[{"name":"start","ns":1},{"name":"boot","ns":2}]}"#;
+        let statistics: BootStatistics = serde_json::from_str(statistics).unwrap();
+
+        let figures =
+            BootFigures::from_statistics(&statistics, &read_segments(&text.concat()).unwrap());
+
+        let cells = figures.unwrap().cells();
+        assert_eq!(cells[1], "40.000");
+        assert_eq!(cells[PAGING_COLUMN..], ["34.000", "67", "529"]);
+    }
+
+    #[test]
     fn figures_are_sums_over_the_whole_run() {
         let figures = sample(100);
 
         assert_eq!(
             figures.cells().join(" | "),
-            "30.106 | 290.000 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K"
+            "30.106 | 290.000 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K | – | – | –"
         );
         let levels = [("translation.level2", 14), ("translation.level3", 101)];
         assert_eq!(figures.faults_by_level, levels.map(|(name, n)| (name.to_owned(), n)).into());

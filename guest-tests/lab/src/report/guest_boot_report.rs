@@ -12,8 +12,8 @@ use crate::{
     report::{
         FailedJob, RunInfo, RunStatus,
         boot_figures::{
-            BOOT_COLUMNS, BootFigures, DC_CIVAC_COLUMN, FAULTS_COLUMN, TO_INIT_COLUMN,
-            TO_LOGIN_COLUMN,
+            BOOT_COLUMNS, BootFigures, DC_CIVAC_COLUMN, FAULTS_COLUMN, PAGING_COLUMN,
+            TO_INIT_COLUMN, TO_LOGIN_COLUMN,
         },
         publish,
     },
@@ -46,18 +46,23 @@ pub fn report(
     Ok(status)
 }
 
-fn headings() -> [&'static str; BOOT_COLUMNS.len()] {
-    BOOT_COLUMNS.map(|(heading, _)| heading)
+/// Returns the headings of the columns that a guest of the run has.
+fn headings(boots: &Boots) -> Vec<&'static str> {
+    let mut figures = boots.iter().flatten().filter_map(|boot| boot.as_ref().ok());
+    let is_paging_measured = figures.any(|figures| figures.values[PAGING_COLUMN].is_some());
+    let columns = if is_paging_measured { BOOT_COLUMNS.len() } else { PAGING_COLUMN };
+    BOOT_COLUMNS.iter().take(columns).map(|(heading, _)| *heading).collect()
 }
 
 /// Returns the Markdown table with the failures below it, and the status of the run.
 fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
     let mut status = RunStatus::Passed;
+    let headings = headings(boots);
     let mut table = format!(
         "| {} | {} |\n|---|---|{}\n",
         NAME_COLUMNS.join(" | "),
-        headings().join(" | "),
-        "--:|".repeat(BOOT_COLUMNS.len())
+        headings.join(" | "),
+        "--:|".repeat(headings.len())
     );
     let mut failures = String::new();
     for (job, boots) in run.jobs.iter().zip(boots) {
@@ -66,7 +71,7 @@ fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
             // Writing to a String cannot fail.
             let _ = match boot {
                 Ok(figures) => {
-                    let cells = figures.cells().join(" | ");
+                    let cells = figures.cells()[..headings.len()].join(" | ");
                     writeln!(table, "| {job} | {kernel} | {cells} |")
                 }
                 Err(error) => {
@@ -82,6 +87,7 @@ fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
 fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     let (mut costs, mut memory) = (Vec::new(), Vec::new());
     let mut failures: Vec<FailedJob> = Vec::new();
+    let headings = headings(boots);
     for (job, boots) in run.jobs.iter().zip(boots) {
         let first = boots.first().and_then(|boot| boot.as_ref().ok());
         for (at, (kernel, boot)) in run.kernels.iter().zip(boots).enumerate() {
@@ -89,7 +95,7 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
             match boot {
                 Ok(figures) => {
                     let cells = cells_with_ratio(figures, first.filter(|_| at > 0));
-                    let (cost, rest) = cells.split_at(FIRST_TABLE_FIGURES);
+                    let (cost, rest) = cells[..headings.len()].split_at(FIRST_TABLE_FIGURES);
                     costs.push([&names[..], cost].concat());
                     memory.push([&names[..], rest, &[format_levels(figures)]].concat());
                 }
@@ -117,7 +123,6 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     if !charts.is_empty() {
         let _ = write!(body, "<h2>At a glance</h2>\n<div class=\"charts\">\n{charts}</div>\n");
     }
-    let headings = headings();
     let (first, rest) = headings.split_at(FIRST_TABLE_FIGURES);
     for (name, head, rows) in [
         ("All boots", [&NAME_COLUMNS, first].concat(), costs),

@@ -110,7 +110,10 @@ impl BootRecord {
 }
 
 /// Returns the counts of a call of the measured function, by the number of the call.
-fn span_counts(segments: &[SegmentLine], call: usize) -> Result<BTreeMap<String, u64>, CountError> {
+pub fn span_counts(
+    segments: &[SegmentLine],
+    call: usize,
+) -> Result<BTreeMap<String, u64>, CountError> {
     let mut calls: Vec<BTreeMap<String, u64>> = Vec::new();
     let mut was_in_span = false;
     for segment in segments {
