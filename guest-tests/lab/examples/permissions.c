@@ -6,10 +6,13 @@
  *
  * Options of the kernel's command line:
  *   count=N   secret pages and BPF programs (512)
+ *   secrets=0 no secret pages
  *   programs=0  no BPF programs
+ *   length=N  instructions of a BPF program (64)
  *   procs=N   processes that do it at once, each its part (1)
  *   rounds=N  times that each of several processes does it (1)
  *   hold=MIB  memory that is allocated before and after the secret memory (0)
+ *   fragment=MIB  memory of which every other 64K is freed before BPF programs are loaded (0)
  *   dump=1    print the dump of the linear map each time
  */
 #define _GNU_SOURCE
@@ -29,6 +32,7 @@
 #include <unistd.h>
 
 #define MAX_COUNT 4096
+#define MAX_LENGTH 4096
 #define SYS_MEMFD_SECRET 447
 #define DUMP "/sys/kernel/debug/kernel_page_tables"
 
@@ -134,6 +138,8 @@ static void print_leaves(const char *when, int whole)
 
 static void map_secrets(int count)
 {
+	if (!option("secrets=", 1))
+		return;
 	for (int i = 0; i < count; i++) {
 		secret_fd[i] = syscall(SYS_MEMFD_SECRET, 0);
 		if (secret_fd[i] < 0 || ftruncate(secret_fd[i], 4096))
@@ -147,7 +153,7 @@ static void map_secrets(int count)
 
 static void unmap_secrets(int count)
 {
-	for (int i = 0; i < count; i++) {
+	for (int i = 0; i < count && secret[i]; i++) {
 		if (secret[i][0] != (char)i)
 			printf("secret page %d has changed\n", i);
 		munmap(secret[i], 4096);
@@ -162,16 +168,34 @@ static void hold_memory(size_t mebibytes)
 		fail("mmap");
 }
 
+/* Frees every other 64K, so that no block is free */
+static void fragment_memory(size_t mebibytes)
+{
+	char *memory;
+
+	if (!mebibytes)
+		return;
+	memory = mmap(NULL, mebibytes << 20, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	if (memory == MAP_FAILED)
+		fail("mmap");
+	for (size_t at = 0; at < mebibytes << 20; at += 1 << 17)
+		munmap(memory + at, 1 << 16);
+}
+
 static void load_programs(int count)
 {
-	struct sock_filter code[64];
-	struct sock_fprog program = { 64, code };
+	static struct sock_filter code[MAX_LENGTH];
+	int length = option("length=", 64);
+	struct sock_fprog program = { length, code };
 
 	if (!option("programs=", 1))
 		return;
-	for (int i = 0; i < 63; i++)
+	if (length < 1 || length > MAX_LENGTH)
+		fail("length=");
+	for (int i = 0; i < length - 1; i++)
 		code[i] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_IMM, i);
-	code[63] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, -1);
+	code[length - 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, -1);
 	for (int i = 0; i < count; i++) {
 		socket_fd[i] = socket(AF_UNIX, SOCK_DGRAM, 0);
 		if (socket_fd[i] < 0 || setsockopt(socket_fd[i], SOL_SOCKET, SO_ATTACH_FILTER,
@@ -241,6 +265,7 @@ int main(void)
 		asm volatile("hint #0x61");
 		map_secrets(count);
 		hold_memory(option("hold=", 0));
+		fragment_memory(option("fragment=", 0));
 		asm volatile("hint #0x62");
 		load_programs(count);
 		asm volatile("hint #0x63");
