@@ -180,10 +180,14 @@ impl Mapping {
 /// Checks that the memory consists of whole folios of an order, which are mapped by pages.
 fn check_folios(memory: &Mapping, order: u32) -> io::Result<()> {
     let smaps = fs::read_to_string("/proc/self/smaps")?;
-    if let Some(blocks) = blocks_at(&smaps, memory.start.as_ptr() as usize)
-        && blocks != 0
-    {
-        return Err(io::Error::other(format!("{blocks} kB are mapped by blocks")));
+    match blocks_at(&smaps, memory.start.as_ptr() as usize) {
+        Some(0) => {}
+        Some(blocks) => {
+            return Err(io::Error::other(format!("{blocks} kB are mapped by blocks")));
+        }
+        None => {
+            return Err(io::Error::other("/proc/self/smaps has no AnonHugePages of the memory"));
+        }
     }
     let pages = memory.size / page_size();
     let mut entries = vec![0; pages * 8];

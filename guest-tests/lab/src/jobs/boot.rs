@@ -120,6 +120,15 @@ mod tests {
     }
 
     #[test]
+    fn repeated_values_are_one_boot() {
+        let options = options("boot --memory 4G,4G --rodata full,full");
+
+        let jobs = matrix::jobs(&options, PageSize::Kib4, &[]);
+
+        assert_eq!(jobs.len(), 1);
+    }
+
+    #[test]
     fn with_a_model_of_tlbs_the_page_cache_or_the_guest_is_the_load() {
         for (line, loads) in
             [("boot --tlb 48:4x320", true), ("boot --tlb 48:4x320 --guest 4k", false)]

@@ -76,6 +76,8 @@ pub enum CountError {
         "the counts have no marks of a program: it was not started, or its end was not reached"
     )]
     NoProgram,
+    #[error("the counts have {0} marked steps instead of one: the removal has not reached its end")]
+    NoStep(usize),
     #[error(
         "the counts have {found} calls of the measured function that ended instead of {expected}: \
          the machine did not boot to its end, or the function is not called by BL"

@@ -2,7 +2,7 @@
 //! Plans the jobs of a run and the resources that each requires in the emulated host. Each job is
 //! one boot, so that no job depends on another's state.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use granule_types::{backing::Backing, units::Bytes};
 
@@ -32,9 +32,16 @@ const SELFTEST_POOL: Bytes = Bytes::mib(128);
 /// Backing of which a selftest has one page, if the base page size has it: sea_to_user requires it.
 const GIGANTIC_PAGE: Backing = Backing::AnonymousHugetlb(Some(Bytes(GIB)));
 
-/// Returns the jobs of a run on kernels of this page size. `tests` are the tests to run from the
-/// kernel tree.
+/// Returns the jobs of a run on kernels of this page size, without repetitions: a job's name is that
+/// of its directory. `tests` are the tests to run from the kernel tree.
 pub fn jobs(options: &Options, page_size: PageSize, tests: &[Invocation]) -> Vec<PlannedJob> {
+    let mut jobs = planned_jobs(options, page_size, tests);
+    let mut names = BTreeSet::new();
+    jobs.retain(|job| names.insert(job.name.clone()));
+    jobs
+}
+
+fn planned_jobs(options: &Options, page_size: PageSize, tests: &[Invocation]) -> Vec<PlannedJob> {
     let host = Host { options: &options.common.host, page_size };
     let backings = page_size.default_backings();
     match &options.workload {

@@ -39,7 +39,7 @@ pub struct BootMatrix {
     pub(crate) tlb: Option<TlbSizes>,
     /// Sizes of the linear map's leaves in the model of --tlb; separate sizes by commas
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K,64K,2M",
-          value_parser = parse_grain)]
+          value_parser = parse_grain, requires = "tlb")]
     pub(crate) grain: Vec<Bytes>,
     /// Accept that the kernels map the linear map differently
     #[arg(long)]
@@ -96,8 +96,11 @@ impl BootMatrix {
         Some(TlbModel { sizes: self.tlb?, grains: self.grain.clone() })
     }
 
-    /// Refuses a backing that a host with this page size lacks.
+    /// Refuses what a host with this page size lacks: a backing, or TLBs with leaves of 4K.
     pub(super) fn check(&self, page_size: PageSize) -> Result<(), LabError> {
+        if self.tlb.is_some() && page_size != PageSize::Kib4 {
+            return Err(LabError::Unusable("--tlb models pages of 4K: omit --page-size".into()));
+        }
         self.guest.map_or(Ok(()), |backing| page_size.check(backing, "--guest"))
     }
 }

@@ -42,7 +42,7 @@ pub struct KernelOptions {
     /// Apply only the first N patches of the last series; 0 runs the base alone
     #[arg(long, value_name = "N")]
     pub(crate) first: Option<usize>,
-    /// Run this kernel image instead of building one; repeat the option to compare two
+    /// Run this kernel image instead of building one; repeat the option to compare several
     #[arg(long = "image", value_name = "IMAGE",
           conflicts_with_all = ["base", "source", "git", "revisions", "series", "first", "patches", "each",
                                 "variants", "page_size", "fragments", "variables", "debug_kernel",

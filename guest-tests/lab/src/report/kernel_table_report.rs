@@ -131,10 +131,8 @@ impl Columns {
                     let gib = |boot: &&BootRecord| boot.memory.0 as f64 / (1 << 30) as f64;
                     slope(&records.iter().map(|boot| (gib(boot), figure(boot))).collect::<Vec<_>>())
                 };
-                let counts = (0..self.counts()).map(|column| {
-                    let slope = slope(&|boot| boot.counts()[column] as f64)?;
-                    Some(group_digits(&format!("{slope:.0}")))
-                });
+                let counts = (0..self.counts())
+                    .map(|column| Some(rounded(slope(&|boot| boot.counts()[column] as f64)?)));
                 let nanoseconds = |boot: &BootRecord| boot.model_ns.map_or(0.0, |ns| ns.0 as f64);
                 let model = self
                     .has_model
@@ -155,6 +153,12 @@ fn slope(points: &[(f64, f64)]) -> Option<f64> {
     let spread: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
     let products: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
     (spread > 0.0).then(|| products / spread)
+}
+
+/// Formats a slope without decimals.
+fn rounded(slope: f64) -> String {
+    let digits = group_digits(&format!("{:.0}", slope.abs()));
+    if slope <= -0.5 { format!("-{digits}") } else { digits }
 }
 
 fn memory_headings() -> Vec<String> {
@@ -207,6 +211,15 @@ fn walks_table(run: RunInfo<'_>, boots: &Boots, matrix: &BootMatrix) -> Option<T
     Some(("TLB walks".to_owned(), headings, rows.collect()))
 }
 
+/// Returns the number of boots whose linear map is compared with that of the first kernel.
+fn compared_dumps(boots: &Boots) -> usize {
+    let has_dump = |boot: &&Result<BootRecord, String>| {
+        boot.as_ref().is_ok_and(|boot| boot.tables.dump.is_some())
+    };
+    let with_dump = boots.iter().filter(|boots| boots.first().as_ref().is_some_and(has_dump));
+    with_dump.map(|boots| boots.iter().skip(1).filter(has_dump).count()).sum()
+}
+
 /// Returns a sentence for each boot whose linear map differs from that of the first kernel.
 fn dump_changes(run: RunInfo<'_>, boots: &Boots) -> Vec<String> {
     let mut changes = Vec::new();
@@ -240,9 +253,10 @@ fn page_of(
     (failures, status): (&[FailedJob], RunStatus),
 ) -> String {
     let all = pluralize(places(run, boots).count(), "boot");
-    let dumps = match changes.len() {
-        0 => "no linear map differs".to_owned(),
-        count => format!("{} of the linear map", pluralize(count, "difference")),
+    let dumps = match (compared_dumps(boots), changes.len()) {
+        (0, _) => "no linear map was compared".to_owned(),
+        (_, 0) => "no linear map differs".to_owned(),
+        (_, count) => format!("{} of the linear map", pluralize(count, "difference")),
     };
     let class = if status == RunStatus::Passed { "" } else { "regression" };
     let words = format!("{all}, {} failed; {dumps}.", failures.len());
@@ -329,7 +343,7 @@ mod tests {
         assert!(!text.contains("aborts") && !text.contains("model"), "{text}");
         assert_eq!(report.status, RunStatus::Passed);
         assert!(report.html.contains("<b>TLBI broadcast</b>"));
-        assert!(report.html.contains("2 boots") || report.html.contains("4 boots, 0 failed"));
+        assert!(report.html.contains("4 boots, 0 failed; no linear map differs."));
     }
 
     #[test]
@@ -351,6 +365,7 @@ mod tests {
         assert_eq!(slope(&[(1.0, 5.0), (2.0, 7.0), (3.0, 9.0)]), Some(2.0));
         assert_eq!(slope(&[(0.0, 0.0), (1.0, 0.0), (2.0, 3.0)]), Some(1.5));
         assert_eq!(slope(&[(4.0, 1.0)]), None);
+        assert_eq!([-1234.0, -0.2, 123.4].map(rounded), ["-1,234", "0", "123"]);
     }
 
     #[test]

@@ -78,10 +78,10 @@ impl ZapRecord {
 
 /// Returns the counts of the only step.
 fn step_counts(segments: &[SegmentLine]) -> Result<BTreeMap<String, u64>, CountError> {
-    let mut steps = segments.iter().filter(|segment| mark::step_number(segment.mark).is_some());
-    match (steps.next(), steps.next()) {
-        (Some(step), None) => Ok(step.counts.clone()),
-        _ => Err(CountError::NoProgram),
+    let steps = segments.iter().filter(|segment| mark::step_number(segment.mark).is_some());
+    match steps.collect::<Vec<_>>().as_slice() {
+        [step] => Ok(step.counts.clone()),
+        steps => Err(CountError::NoStep(steps.len())),
     }
 }
 
@@ -157,6 +157,6 @@ mod tests {
         let segments = [segment(0x60, 1), segment(0x78, 2), segment(0x60, 4)];
 
         assert_eq!(step_counts(&segments).unwrap()["stores"], 2);
-        assert!(matches!(step_counts(&segments[..1]), Err(CountError::NoProgram)));
+        assert!(matches!(step_counts(&segments[..1]), Err(CountError::NoStep(_))));
     }
 }
