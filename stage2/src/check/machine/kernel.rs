@@ -134,7 +134,7 @@ impl Kernel {
         let before = before.map(|(_, root)| root);
         let is_used = |root| self.registers.iter().any(|cpu| cpu.root.map(|one| one.1) == root);
         let unused = before.filter(|root| !is_used(Some(*root)));
-        checker.select_root(usize::from(cpu), next.1, unused);
+        checker.select_root(next.1, unused);
         self.root = root;
     }
 

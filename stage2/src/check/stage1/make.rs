@@ -24,27 +24,15 @@ type Position = EntryPosition<VirtAddr>;
 
 impl Stage1Checker {
     /// Handles an invalid entry that becomes valid.
-    pub(super) fn make_valid(
-        &mut self,
-        cpu: usize,
-        position: &Position,
-        new: Stage1Entry,
-        kind: StoreKind,
-    ) {
+    pub(super) fn make_valid(&mut self, position: &Position, new: Stage1Entry, kind: StoreKind) {
         self.check_invalidated(position, new);
-        self.make_equal(cpu, position, new, kind);
+        self.make_equal(position, new, kind);
     }
 
     /// Handles a valid entry at addresses that no CPU translates otherwise.
-    pub(super) fn make_equal(
-        &mut self,
-        cpu: usize,
-        position: &Position,
-        new: Stage1Entry,
-        kind: StoreKind,
-    ) {
+    pub(super) fn make_equal(&mut self, position: &Position, new: Stage1Entry, kind: StoreKind) {
         if let EntryKind::Table(child) = new.kind(position.level) {
-            self.link(cpu, position, child, kind);
+            self.link(position, child, kind);
         }
     }
 
@@ -102,7 +90,7 @@ impl Stage1Checker {
         own.conflict(part.without_contiguous(), self.types).is_some()
     }
 
-    fn link(&mut self, cpu: usize, position: &Position, child: TableAddress, kind: StoreKind) {
+    fn link(&mut self, position: &Position, child: TableAddress, kind: StoreKind) {
         let Some(below) = position.level.child() else { return };
         if !self.adopt(child) {
             return;
@@ -114,7 +102,7 @@ impl Stage1Checker {
             let detail = format!("table {:#x} at {}", child.0, kernel_address(position.ipa));
             self.report(Rule::TableNotPublished, detail, None);
         }
-        self.make_entries_valid(cpu, child);
+        self.make_entries_valid(child, kind);
     }
 
     /// Adds a link to a table. Returns whether it is the first one.
@@ -132,7 +120,8 @@ impl Stage1Checker {
         true
     }
 
-    fn make_entries_valid(&mut self, cpu: usize, table: TableAddress) {
+    /// Handles the entries of a table that a store of this kind has linked.
+    fn make_entries_valid(&mut self, table: TableAddress, kind: StoreKind) {
         let Some(state) = self.tables.table_states.get(&table) else { return };
         let Some(level) = state.level else { return };
         let (base, span) = (state.ipa, self.geometry.span(level));
@@ -140,15 +129,14 @@ impl Stage1Checker {
         let valid: Vec<_> = valid.map(|(index, entry)| (*index, *entry)).collect();
         for (index, entry) in valid {
             let at = Position { entry: table.entry(index), level, ipa: base + index * span };
-            self.make_valid(cpu, &at, entry, StoreKind::Plain);
+            self.make_valid(&at, entry, kind);
         }
     }
 
-    /// Selects a root on a CPU: `before` is the one that the CPU used, if no CPU uses it any more.
+    /// Selects a root: `before` is the one that the CPU used, if no CPU uses it any more.
     /// Entries that CPUs hold by that root remain unknown: Linux changes the root with an invalidation.
     pub(in crate::check) fn select_root(
         &mut self,
-        cpu: usize,
         root: TableAddress,
         before: Option<TableAddress>,
     ) {
@@ -162,7 +150,7 @@ impl Stage1Checker {
                 let detail = format!("root {:#x}", root.0);
                 self.report(Rule::TableNotPublished, detail, None);
             }
-            self.make_entries_valid(cpu, root);
+            self.make_entries_valid(root, StoreKind::Plain);
         }
         if let Some(before) = before {
             self.detach(before);

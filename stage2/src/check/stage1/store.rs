@@ -35,9 +35,9 @@ impl Stage1Checker {
         self.tlbs.record_store(cpu, entry);
         let position = position?;
         match (old.is_valid(), new.is_valid()) {
-            (true, true) => self.replace(cpu, &position, (old, new), kind),
+            (true, true) => self.replace(&position, (old, new), kind),
             (true, false) => self.remove(&position, old),
-            (false, true) => self.make_valid(cpu, &position, new, kind),
+            (false, true) => self.make_valid(&position, new, kind),
             (false, false) => {}
         }
         Some(position)
@@ -45,7 +45,6 @@ impl Stage1Checker {
 
     fn replace(
         &mut self,
-        cpu: usize,
         position: &Position,
         (old, new): (Stage1Entry, Stage1Entry),
         kind: StoreKind,
@@ -62,7 +61,7 @@ impl Stage1Checker {
                 {
                     self.add_stale(position, old, EntryChange::Restricted, false);
                 }
-                self.make_equal(cpu, position, new, kind);
+                self.make_equal(position, new, kind);
             }
             (EntryKind::Table(table), EntryKind::Leaf(_)) => {
                 self.check_size(position, (old, new), (new, table));
@@ -74,13 +73,13 @@ impl Stage1Checker {
                         self.add_stale(&at, entry, EntryChange::Removed, true);
                     }
                 }
-                self.make_equal(cpu, position, new, kind);
+                self.make_equal(position, new, kind);
             }
             _ => {
                 let detail = format!("{}: {old:?} → {new:?}", kernel_address(position.ipa));
                 self.report(Rule::BreakBeforeMake, format!("{detail} (next table)"), None);
                 self.remove(position, old);
-                self.make_equal(cpu, position, new, kind);
+                self.make_equal(position, new, kind);
             }
         }
     }
