@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+/*
+ * PID 1 of tests/kernel-boots: prints the memory of the machine and the kernel's dump of its linear map,
+ * after boot and after each change of memory by virtio-mem, and loads a module if there is one.
+ *
+ * Options of the kernel's command line:
+ *   changes=N   changes of memory to wait for (0); "waiting for change K" asks for each
+ *   modules=N   times that /module.ko is loaded and unloaded (0)
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define DUMP "/sys/kernel/debug/kernel_page_tables"
+
+static void end(void)
+{
+	fflush(stdout);
+	reboot(RB_POWER_OFF);
+	exit(1);
+}
+
+static void fail(const char *call)
+{
+	perror(call);
+	end();
+}
+
+static void mount_all(void)
+{
+	int fd;
+
+	mkdir("/proc", 0755);
+	mkdir("/sys", 0755);
+	mkdir("/dev", 0755);
+	mount("dev", "/dev", "devtmpfs", 0, NULL);
+	fd = open("/dev/console", O_RDWR);
+	for (int i = 0; i < 3; i++)
+		dup2(fd, i);
+	mount("proc", "/proc", "proc", 0, NULL);
+	mount("sys", "/sys", "sysfs", 0, NULL);
+	mount("debug", "/sys/kernel/debug", "debugfs", 0, NULL);
+}
+
+static int option(const char *name)
+{
+	static char line[4096];
+	FILE *file = fopen("/proc/cmdline", "r");
+	char *at;
+
+	if (!file || !fgets(line, sizeof(line), file))
+		fail("/proc/cmdline");
+	fclose(file);
+	at = strstr(line, name);
+	return at ? atoi(at + strlen(name)) : 0;
+}
+
+/* Returns a figure of /proc/meminfo in KiB */
+static unsigned long memory(const char *name)
+{
+	FILE *file = fopen("/proc/meminfo", "r");
+	unsigned long value = 0;
+	char line[256];
+
+	if (!file)
+		fail("/proc/meminfo");
+	while (fgets(line, sizeof(line), file))
+		if (!strncmp(line, name, strlen(name)))
+			value = strtoul(line + strlen(name) + 1, NULL, 10);
+	fclose(file);
+	return value;
+}
+
+/* Prints the linear map's lines of the dump; in 5.10 its end is the first mark */
+static void print_tables(const char *when)
+{
+	FILE *file = fopen(DUMP, "r");
+	char line[512];
+
+	if (!file)
+		fail(DUMP);
+	printf("%s: MemTotal %lu\n", when, memory("MemTotal"));
+	printf("%s: MemFree %lu\n", when, memory("MemFree"));
+	while (fgets(line, sizeof(line), file) && !strcasestr(line, "linear mapping end"))
+		if (!strncmp(line, "0xf", 3))
+			printf("%s: %s", when, line);
+	fclose(file);
+	fflush(stdout);
+}
+
+/* Waits until memory has changed and stays as it is for two seconds */
+static void await_change(int number)
+{
+	unsigned long before = memory("MemTotal"), now, last = before;
+	char when[32];
+	int same = 0;
+
+	printf("waiting for change %d\n", number);
+	fflush(stdout);
+	for (int i = 0; i < 1200 && same < 20; i++) {
+		usleep(100000);
+		now = memory("MemTotal");
+		same = now != before && now == last ? same + 1 : 0;
+		last = now;
+	}
+	if (same < 20) {
+		printf("memory has not changed\n");
+		end();
+	}
+	sprintf(when, "change %d", number);
+	print_tables(when);
+}
+
+static void load_module(void)
+{
+	int fd = open("/module.ko", O_RDONLY);
+
+	if (fd < 0 || syscall(SYS_finit_module, fd, "", 0))
+		fail("/module.ko");
+	close(fd);
+	if (syscall(SYS_delete_module, "test_module", 0))
+		fail("delete_module");
+}
+
+int main(void)
+{
+	int changes, modules;
+
+	mount_all();
+	changes = option("changes=");
+	modules = option("modules=");
+	print_tables("boot");
+	for (int i = 1; i <= changes; i++)
+		await_change(i);
+	for (int i = 0; i < modules; i++)
+		load_module();
+	if (modules) {
+		sleep(2);
+		print_tables("modules");
+	}
+	printf("end\n");
+	end();
+}
