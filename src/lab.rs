@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `granule lab`: runs the lab, or a subcommand that boots no kernel.
 
-use std::path::PathBuf;
-
 use granule_lab::{
     self as lab, BisectOptions, BootMatrix, CheckArgs, CommonOptions, GuestMatrix, HostPackages,
     ImageOptions, LinuxVersion, Locations, Matrix, Options, ProgramOptions, ReportOptions,
-    RunStatus, SelftestOptions, SourceOptions, Step, ZapMatrix,
+    RunStatus, SelftestOptions, SeriesCheckOptions, SourceOptions, Step, ZapMatrix,
 };
 
 use super::{CommandOutcome, CommandResult};
@@ -122,14 +120,13 @@ enum LabCommand {
         #[command(subcommand)]
         step: Step,
     },
-    /// Check every series: list, subjects, application, checkpatch
-    CheckSeries {
-        /// Kernel source for all bases, instead of Debian's
-        #[arg(long, value_name = "DIR")]
-        source: Option<PathBuf>,
-        #[command(flatten)]
-        locations: Locations,
-    },
+    /// Check every series: list, subjects, application, checkpatch, and with --compile the objects
+    /// of each patch
+    #[command(
+        after_help = "Exit code: 0 no problem; 1 a series has a problem; 2 the check could not \
+                            be completed."
+    )]
+    CheckSeries(SeriesCheckOptions),
     /// Print the paths of the patches of a series and of its required series, in order
     #[command(hide = true)]
     Patches {
@@ -175,9 +172,8 @@ pub fn run(args: Args) -> CommandResult {
                 println!("sudo apt-get install {}", package.display());
             }
         }
-        LabCommand::CheckSeries { source, locations } => {
-            let (linux, cache) = (locations.linux()?, locations.cache()?);
-            if !lab::check_series(&linux, &cache, source.as_deref())? {
+        LabCommand::CheckSeries(options) => {
+            if !options.check()? {
                 return Ok(CommandOutcome::Failed);
             }
         }

@@ -68,7 +68,7 @@ pub use self::{
     check::replay::ReplayOptions,
     host::{expect, init::run_as_pid_1},
     image::check_image,
-    kernel::{host_packages::HostPackages, series_check::check_all as check_series},
+    kernel::{host_packages::HostPackages, series_check::SeriesCheckOptions},
     ledger::{LedgerOptions, ledger},
     options::{
         BootMatrix, BuildOptions, CheckArgs, CommonOptions, ExecutionOptions, FindingsOptions,

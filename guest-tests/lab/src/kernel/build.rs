@@ -196,20 +196,7 @@ impl<'a> KernelBuilder<'a> {
             in_use::touch(objects);
             let _ = fs::remove_file(&log);
         }
-        let fragment = objects.join("granule.config");
-        shell.write(&fragment, &build.fragment)?;
-        shell.run(&make("configuring", &["allnoconfig"]))?;
-        let merge = Command::new("merging the configuration", "sh")
-            .arg(tree.join("scripts/kconfig/merge_config.sh"))
-            .without_envs(build_environment())
-            .args(["-m", "-O"])
-            .arg(objects)
-            .arg(objects.join(".config"))
-            .arg(&fragment)
-            .directory(objects)
-            .log(&log);
-        shell.run(&merge)?;
-        shell.run(&make("configuring", &["olddefconfig"]))?;
+        configure(shell, (&build.toolchain, tree), objects, &build.fragment, &log)?;
         shell.run(&make("compiling", &[&format!("-j{}", parallel_jobs()), "Image"]))
     }
 
@@ -238,6 +225,34 @@ impl<'a> KernelBuilder<'a> {
     }
 }
 
+/// Writes the configuration of an object directory: `allnoconfig` with a fragment.
+pub fn configure(
+    shell: Shell,
+    (toolchain, tree): (&Toolchain, &Path),
+    objects: &Path,
+    fragment: &str,
+    log: &Path,
+) -> Result<(), CommandError> {
+    let make = |target: &str| {
+        let make = toolchain.make("configuring", tree);
+        make.arg(format!("O={}", objects.display())).log(log).arg(target)
+    };
+    let file = objects.join("granule.config");
+    shell.write(&file, fragment)?;
+    shell.run(&make("allnoconfig"))?;
+    let merge = Command::new("merging the configuration", "sh")
+        .arg(tree.join("scripts/kconfig/merge_config.sh"))
+        .without_envs(build_environment())
+        .args(["-m", "-O"])
+        .arg(objects)
+        .arg(objects.join(".config"))
+        .arg(&file)
+        .directory(objects)
+        .log(log);
+    shell.run(&merge)?;
+    shell.run(&make("olddefconfig"))
+}
+
 /// Configuration symbols without which the host cannot boot, run the test or send its report.
 const REQUIRED_SYMBOLS: [&str; 13] = [
     "CONFIG_KVM",
@@ -256,7 +271,7 @@ const REQUIRED_SYMBOLS: [&str; 13] = [
 ];
 
 /// Configuration symbol that differs from the fragments, and a message about it.
-type ConfigMismatch = (String, String);
+pub type ConfigMismatch = (String, String);
 
 /// Refuses a symbol of a variant that the configuration of the source does not accept.
 fn refuse_ineffective(recipe: &Recipe, mismatches: &[ConfigMismatch]) -> Result<(), LabError> {
@@ -277,7 +292,7 @@ fn refuse_ineffective(recipe: &Recipe, mismatches: &[ConfigMismatch]) -> Result<
 }
 
 /// Returns the symbols whose values in `config` and in the fragment differ.
-fn mismatches(fragment: &str, config: &str) -> Vec<ConfigMismatch> {
+pub fn mismatches(fragment: &str, config: &str) -> Vec<ConfigMismatch> {
     let requested = parse_config(fragment);
     let actual = parse_config(config);
     let mismatch = |(symbol, requested): (&str, &str)| {

@@ -93,6 +93,16 @@ impl Toolchain {
     /// Returns the `make` command for an arm64 kernel tree. Build properties in the image that vary
     /// between machines have fixed values.
     pub fn make(&self, task: &str, tree: &Path) -> Command {
+        self.make_with(task, tree, &["-s"])
+    }
+
+    /// Returns the command of [`Toolchain::make`], which prints the name of each object before the
+    /// compiler's messages.
+    pub fn verbose_make(&self, task: &str, tree: &Path) -> Command {
+        self.make_with(task, tree, &["--no-print-directory", "--output-sync=target"])
+    }
+
+    fn make_with(&self, task: &str, tree: &Path, flags: &[&str]) -> Command {
         Command::new(task, "make")
             .without_envs(build_environment())
             .env("KBUILD_BUILD_TIMESTAMP", "2000-01-01")
@@ -100,7 +110,8 @@ impl Toolchain {
             .env("KBUILD_BUILD_HOST", "lab")
             .env("KBUILD_BUILD_VERSION", "1")
             .env("LOCALVERSION", "")
-            .args(["-s", "-C"])
+            .args(flags)
+            .arg("-C")
             .arg(tree)
             .args(&self.arguments)
     }
@@ -142,7 +153,8 @@ fn cross_compile_prefix(is_native: bool, is_installed: impl Fn(&str) -> bool) ->
     if is_native && !is_installed(&format!("{CROSS_COMPILE}gcc")) { "" } else { CROSS_COMPILE }
 }
 
-fn is_installed(program: &str) -> bool {
+/// Reports whether a program is in the search path.
+pub fn is_installed(program: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }

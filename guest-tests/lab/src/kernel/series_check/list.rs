@@ -1,98 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Checks every Linux series against the source of its base.
-//!
-//! The file `series` lists every patch in its directory, the cover letter lists all subjects,
-//! subjects have at most 72 characters, the patches apply in order, and the kernel's checkpatch
-//! reports nothing except missing sign-offs.
+//! Checks the text of a series: its lists, its subjects and the kernel's checkpatch.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 use crate::{
-    LabError,
     command::{Command, CommandError},
-    kernel::{
-        lock_cache,
-        series::{self, Patch, SeriesFile, all_patches},
-        sources::Source,
-    },
+    kernel::series::{Patch, SeriesFile},
     shell::{self, Shell},
-    values::LinuxVersion,
 };
 
 const MAX_SUBJECT_LENGTH: usize = 72;
 
-/// Checks all series below `linux` and prints their problems; returns whether all are free of
-/// problems. `source` replaces the source of every base.
-///
-/// # Errors
-/// A source is not available, or a program cannot be run.
-pub fn check_all(linux: &Path, cache: &Path, source: Option<&Path>) -> Result<bool, LabError> {
-    let shell = Shell::new(false);
-    let _lock = lock_cache(shell, cache)?;
-    let mut clean = true;
-    for base in series::bases(linux) {
-        let source = match source {
-            Some(path) => Source::open_path(shell, cache, path)?,
-            None => Source::open_package(shell, cache, base, None)?,
-        };
-        let tree = source.repository.switch_to(&source.base)?.path;
-        let checkpatch = tree.join("scripts/checkpatch.pl");
-        fs::metadata(&checkpatch).map_err(|e| CommandError::file("find", checkpatch, e))?;
-        for name in series::series_names(linux, base) {
-            let scratch = tempfile::tempdir()?;
-            let check = SeriesCheck {
-                linux,
-                base,
-                name: &name,
-                source: &source,
-                tree: &tree,
-                scratch: scratch.path(),
-            };
-            let patches = series::patches(linux, base, &name)?;
-            println!("{base}/{name}: {} patches against {}", patches.len(), source.description);
-            let problems = check.find_problems(&patches)?;
-            clean &= problems.is_empty();
-            for problem in problems {
-                println!("{base}/{name}: {problem}");
-            }
-        }
-    }
-    Ok(clean)
-}
-
-struct SeriesCheck<'a> {
-    linux: &'a Path,
-    base: LinuxVersion,
-    name: &'a str,
-    source: &'a Source,
+/// Checkpatch of a kernel tree.
+pub struct Checkpatch<'a> {
     /// Files of the base.
-    tree: &'a Path,
+    pub tree: &'a Path,
     /// Directory for copies of the patches and for logs.
-    scratch: &'a Path,
+    pub scratch: &'a Path,
 }
 
-impl SeriesCheck<'_> {
-    fn find_problems(&self, patches: &[Patch]) -> Result<Vec<String>, LabError> {
-        let directory = self.linux.join(self.base.to_string()).join(self.name);
-        let file = SeriesFile::read(self.linux, self.base, self.name)?;
-        let cover = fs::read_to_string(directory.join("cover-letter.txt")).unwrap_or_default();
-        let mut problems = unlisted_patches(&directory, &file);
-        problems.extend(subject_problems(patches, &cover));
-        let all = all_patches(self.linux, self.base, self.name)?;
-        let files: Vec<PathBuf> = all.into_iter().map(|patch| patch.path).collect();
-        let applied = self.source.repository.apply(&self.source.base, &files);
-        problems.extend(applied.err().map(|error| error.to_string()));
-        for patch in patches {
-            problems.extend(self.checkpatch_problem(patch)?);
-        }
-        Ok(problems)
-    }
-
+impl Checkpatch<'_> {
     /// Runs checkpatch on an untracked copy: checkpatch treats a tracked file as kernel source.
-    fn checkpatch_problem(&self, patch: &Patch) -> Result<Option<String>, LabError> {
+    pub fn problem(&self, patch: &Patch) -> Result<Option<String>, CommandError> {
         let name = patch.path.file_name().unwrap_or_default();
         let copy = self.scratch.join(name);
         Shell::new(false).copy(&patch.path, &copy)?;
@@ -108,6 +37,18 @@ impl SeriesCheck<'_> {
             .log(log);
         Ok(check.run().err().map(|error| error.to_string()))
     }
+}
+
+/// Returns the problems of the lists of a series: the file `series` and the cover letter.
+pub fn problems(
+    directory: &Path,
+    file: &SeriesFile,
+    patches: &[Patch],
+    cover: &str,
+) -> Vec<String> {
+    let mut problems = unlisted_patches(directory, file);
+    problems.extend(subject_problems(patches, cover));
+    problems
 }
 
 /// Returns the patches in the directory that the file `series` does not list.
@@ -142,6 +83,8 @@ fn subject_problems(patches: &[Patch], cover: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::PathBuf};
+
     use super::*;
 
     fn patch(subject: &str) -> Patch {
