@@ -14,8 +14,8 @@ use super::{
 };
 use granule_vmm::vm::{
     config::{
-        DiskConfig, MemoryZone, NetConfig, RunOptions, SerialModel, VirtioConfig, VmConfig,
-        VsockConfig,
+        DiskConfig, MemoryZone, NetConfig, RunOptions, SerialModel, Stage2Prefault, VirtioConfig,
+        VmConfig, VsockConfig,
     },
     outcome::VmOutcome,
     privileges::Identity,
@@ -57,6 +57,10 @@ pub struct Args {
     /// backings of `granule bench -s`, such as 4k, thp, 2m and 1g; repeat the option for more zones
     #[arg(long, value_name = "SIZE[,…]", default_value = "512M", value_parser = values::parse_zone)]
     memory: Vec<MemoryZone>,
+    /// Populate all memory zones and their stage-2 tables before the guest starts: stage2, or
+    /// beside the running guest: stage2,background=on
+    #[arg(long, value_name = "stage2[,…]", value_parser = values::parse_prefault)]
+    prefault: Option<Stage2Prefault>,
     /// Disk: PATH[,readonly=on], a raw image or a block device; repeat the option for more disks
     #[arg(long, value_name = "PATH[,…]", value_parser = values::parse_disk)]
     disk: Vec<DiskConfig>,
@@ -162,6 +166,9 @@ fn vm_config(args: Args) -> VmConfig {
         ConsoleOption::Serial => serial_name,
         ConsoleOption::Virtio => "hvc0",
     };
+    let populates_zones = args.prefault == Some(Stage2Prefault::BeforeStart);
+    let with_prefault =
+        |zone: MemoryZone| MemoryZone { prefault: zone.prefault || populates_zones, ..zone };
     VmConfig {
         kernel: args.kernel,
         initrd: args.initrd,
@@ -175,7 +182,8 @@ fn vm_config(args: Args) -> VmConfig {
             has_console: args.console == ConsoleOption::Virtio,
         },
         vcpus: args.vcpus,
-        memory: args.memory,
+        memory: args.memory.into_iter().map(with_prefault).collect(),
+        stage2_prefault: args.prefault,
         ipa_bits: args.ipa_bits,
         eager_split: args.eager_split,
         dirty_log: args.dirty_log.into(),

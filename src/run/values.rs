@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! --memory SIZE[,backing=…][,prefault=on][,shared=on][,align=…][,host-numa-node=N]
+//! --prefault stage2[,background=on]
 //! --disk PATH[,readonly=on]
 //! --net tap=NAME[,mac=…]
 //! --vsock cid=N
@@ -11,7 +12,7 @@
 use granule_types::{backing::Backing, units::Bytes};
 use granule_vmm::{
     devices::virtio::net::MacAddress,
-    vm::config::{DiskConfig, MemoryZone, NetConfig, VsockConfig},
+    vm::config::{DiskConfig, MemoryZone, NetConfig, Stage2Prefault, VsockConfig},
 };
 
 pub fn parse_zone(text: &str) -> Result<MemoryZone, String> {
@@ -85,6 +86,24 @@ fn parse_alignment(value: &str) -> Result<Bytes, String> {
         return Err(format!("align={value} is not valid: use a power of two up to 512G"));
     }
     Ok(size)
+}
+
+pub fn parse_prefault(text: &str) -> Result<Stage2Prefault, String> {
+    let (what, is_background) = match text.split_once(',') {
+        None => (text, false),
+        Some((what, option)) => match option.split_once('=') {
+            Some((name @ "background", value)) => (what, parse_switch(name, value)?),
+            _ => return Err(format!("unknown option '{option}': use background=on")),
+        },
+    };
+    match (what, is_background) {
+        ("stage2", false) => Ok(Stage2Prefault::BeforeStart),
+        ("stage2", true) => Ok(Stage2Prefault::Background),
+        _ => Err(format!(
+            "'{what}' cannot be populated: use stage2, or prefault=on in --memory for host memory \
+             alone"
+        )),
+    }
 }
 
 /// Parses a disk. A path may contain commas, so only a final `readonly=` is an option.
@@ -169,6 +188,17 @@ mod tests {
     }
 
     #[test]
+    fn stage_2_is_populated_before_the_start_or_in_the_background() {
+        for (text, mode) in [
+            ("stage2", Stage2Prefault::BeforeStart),
+            ("stage2,background=off", Stage2Prefault::BeforeStart),
+            ("stage2,background=on", Stage2Prefault::Background),
+        ] {
+            assert_eq!(parse_prefault(text), Ok(mode));
+        }
+    }
+
+    #[test]
     fn a_disk_is_writable_by_default_and_its_path_may_contain_commas() {
         for (text, path, is_read_only) in
             [("/d/a,b.img", "/d/a,b.img", false), ("d.img,readonly=on", "d.img", true)]
@@ -198,6 +228,7 @@ mod tests {
         let disk = |text| parse_disk(text).map(drop);
         let vsock = |text| parse_vsock(text).map(drop);
         let net = |text| parse_net(text).map(drop);
+        let prefault = |text| parse_prefault(text).map(drop);
         for (result, why) in [
             (zone(""), "not a size"),
             (zone("0"), "zero"),
@@ -211,6 +242,9 @@ mod tests {
             (zone("1G,backing=anonymous_hugetlb_2mb,shared=on"), "shared_hugetlb"),
             (disk("d.img,readonly=yes"), "on or off"),
             (disk(",readonly=on"), "missing"),
+            (prefault("on"), "use stage2"),
+            (prefault("stage2,threads=4"), "unknown option"),
+            (prefault("stage2,background=yes"), "on or off"),
             (vsock(""), "use cid=N"),
             (vsock("42"), "use cid=N"),
             (vsock("cid="), "from 3 to 4294967294"),

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! VM ioctls that `kvm-ioctls` 0.25 lacks on some architectures, and the names of exit reasons.
+//! Ioctls that `kvm-ioctls` 0.25 lacks on some architectures, and the names of exit reasons.
 
 #![allow(missing_docs, reason = "the ioctl macros define undocumented functions")]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use kvm_bindings::{KVMIO, kvm_clear_dirty_log, kvm_clear_dirty_log__bindgen_ty_1, kvm_enable_cap};
+use kvm_bindings::{
+    KVMIO, kvm_clear_dirty_log, kvm_clear_dirty_log__bindgen_ty_1, kvm_enable_cap,
+    kvm_pre_fault_memory,
+};
 use kvm_ioctls::VmFd;
 use vmm_sys_util::{
     errno,
@@ -16,6 +19,7 @@ use vmm_sys_util::{
 ioctl_iow_nr!(KVM_ENABLE_CAP, KVMIO, 0xa3, kvm_enable_cap);
 ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
 ioctl_io_nr!(KVM_RESET_DIRTY_RINGS, KVMIO, 0xc7);
+ioctl_iowr_nr!(KVM_PRE_FAULT_MEMORY, KVMIO, 0xd5, kvm_pre_fault_memory);
 
 /// Write-protects all pages harvested from the dirty rings and returns their entries to the kernel
 /// (`KVM_RESET_DIRTY_RINGS`).
@@ -23,6 +27,20 @@ pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     // SAFETY: the call takes no argument.
     match unsafe { ioctl(&vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS()) } {
         0.. => Ok(()),
+        _ => Err(errno::Error::last()),
+    }
+}
+
+/// Populates stage 2 for a range of guest memory through a vCPU (`KVM_PRE_FAULT_MEMORY`), which must
+/// not run at the same time. On success, the kernel has advanced `range` to the part that remains,
+/// which is not empty after a signal.
+pub fn pre_fault_memory(
+    vcpu: BorrowedFd<'_>,
+    range: &mut kvm_pre_fault_memory,
+) -> errno::Result<()> {
+    // SAFETY: the kernel reads and writes exactly this struct.
+    match unsafe { ioctl_with_mut_ref(&vcpu.as_raw_fd(), KVM_PRE_FAULT_MEMORY(), range) } {
+        0 => Ok(()),
         _ => Err(errno::Error::last()),
     }
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! KVM objects that do not depend on the architecture: memslots and their dirty logs, statistics
-//! and tracepoint counters, the ioctls that `kvm-ioctls` lacks, and kicks that force a vCPU out of
-//! the guest.
+//! and tracepoint counters, the population of stage 2, the ioctls that `kvm-ioctls` lacks, and
+//! kicks that force a vCPU out of the guest.
 
 pub mod dirty_ring;
 pub mod ioctls;
 pub mod kick;
 pub mod memslot;
 mod open;
+pub mod pre_fault;
 pub mod stage2_tables;
 pub mod stats;
 pub mod tracepoints;

@@ -156,6 +156,25 @@ impl GuestRam {
         self.populate()
     }
 
+    /// Populates a range of guest addresses in this region, whose contents the guest may use.
+    ///
+    /// # Errors
+    /// The kernel lacks `MADV_POPULATE_WRITE` (before Linux 5.14), the host has too few pages, or the
+    /// range is not in this region.
+    pub fn populate_in_use(&self, start: GuestAddress, size: Bytes) -> Result<(), MemoryError> {
+        let offset = start.0.checked_sub(self.start.0);
+        let offset = offset
+            .filter(|offset| offset.checked_add(size.0).is_some_and(|end| end <= self.size().0));
+        let range = offset.and_then(|offset| {
+            Some((usize::try_from(offset).ok()?, usize::try_from(size.0).ok()?))
+        });
+        let Some((offset, size)) = range else {
+            let text = format!("{size} at {:#x} are not in the region", start.0);
+            return Err(MemoryError::Invalid(text));
+        };
+        self.mapping.populate_in_use(offset, size)
+    }
+
     /// Discards the base pages of this region that lie completely in a guest address range. Returns
     /// their size. Hugetlb pages are kept: a discard would release their reservation, and another
     /// process could take pages that the guest needs later.

@@ -188,6 +188,15 @@ impl Mapping {
         result.map_err(|error| self.error("populating the memory (MADV_POPULATE_WRITE)", error))
     }
 
+    /// Populates `len` bytes at `offset`, which must lie in the memory, without writing to them.
+    ///
+    /// # Errors
+    /// The kernel lacks `MADV_POPULATE_WRITE` (before Linux 5.14), or the host has too few pages.
+    pub fn populate_in_use(&self, offset: usize, len: usize) -> Result<(), MemoryError> {
+        self.madvise(offset, len, libc::MADV_POPULATE_WRITE)
+            .map_err(|error| self.error("populating the memory (MADV_POPULATE_WRITE)", error))
+    }
+
     fn populate_range(&self, offset: usize, len: usize) -> io::Result<()> {
         match self.madvise(offset, len, libc::MADV_POPULATE_WRITE) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {

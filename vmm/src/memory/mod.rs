@@ -183,6 +183,33 @@ mod tests {
     }
 
     #[test]
+    fn memory_in_use_is_populated_and_keeps_its_contents() {
+        let Some(ram) = ram("anonymous", 64, false) else {
+            return;
+        };
+        let memory = GuestMemory::new(vec![Arc::clone(&ram)]).unwrap();
+        let page = ram.plan().page_size();
+        memory.map().write_obj(7_u64, GUEST_START).unwrap();
+
+        match ram.populate_in_use(GUEST_START, Bytes(32 * page.0)) {
+            Err(MemoryError::Call { source, .. })
+                if source.raw_os_error() == Some(libc::EINVAL) =>
+            {
+                skip("the kernel lacks MADV_POPULATE_WRITE");
+            }
+            populated => {
+                populated.unwrap();
+                let resident = ram.checked_resident_pages().unwrap().resident_bytes;
+                assert_eq!(resident, [(page.0, 32 * page.0)].into());
+            }
+        }
+        let value: u64 = memory.map().read_obj(GUEST_START).unwrap();
+        assert_eq!(value, 7);
+        let beyond = ram.populate_in_use(GUEST_START, Bytes(65 * page.0));
+        assert!(matches!(beyond, Err(MemoryError::Invalid(_))), "{beyond:?}");
+    }
+
+    #[test]
     fn other_backings_cannot_be_collapsed() {
         let ram = ram("anonymous", 4, true).unwrap();
 

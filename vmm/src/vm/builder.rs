@@ -13,10 +13,11 @@ use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    config::{MemoryZone, VmConfig},
+    config::{MemoryZone, Stage2Prefault, VmConfig},
     device_manager::{DEVICE_INTERRUPTS, DeviceManager, SharedSerialPort},
     open_files::{BootFile, OpenFiles},
     outcome::{VmError, failed},
+    stage2_prefault,
     vcpu::{RunControl, VcpuContext},
     vcpu_threads::VcpuThreads,
 };
@@ -39,6 +40,7 @@ use crate::{
         stats::Statistics,
     },
     memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions},
+    scoped_thread::ScopedThread,
 };
 
 /// Maximum number of bytes read from a kernel file: one more than the size limit of a kernel.
@@ -59,6 +61,8 @@ pub struct VmConnections {
 
 /// A VM. The fields are declared in drop order: users before the resources that they use.
 pub struct Vm {
+    /// The thread that populates memory beside the guest.
+    _prefault: Option<ScopedThread>,
     pub vcpus: VcpuThreads,
     pub serial: SharedSerialPort,
     pub balloon: Option<Arc<BalloonHandle>>,
@@ -79,7 +83,8 @@ pub fn build(
     files: &OpenFiles,
     connections: VmConnections,
 ) -> Result<Vm, VmError> {
-    kvm::check_vcpu_count(&files.kvm, config.vcpus)?;
+    let has_helper = config.stage2_prefault == Some(Stage2Prefault::Background);
+    kvm::check_vcpu_count(&files.kvm, config.vcpus.saturating_add(has_helper.into()))?;
     let image = read_kernel(&files.kernel)?;
     let command_line = guest::parse_command_line(&config.command_line)?;
     let initrd_size = files.initrd.as_ref().map(initrd_size).transpose()?;
@@ -97,7 +102,7 @@ pub fn build(
         .zip(memory.regions())
         .map(|(number, ram)| Memslot::new(&vm, number, Arc::clone(ram)))
         .collect::<Result<Vec<_>, _>>()?;
-    let vcpus = guest::create_vcpus(&vm, config.vcpus, DEVICE_INTERRUPTS)?;
+    let vcpus = guest::create_vcpus(&vm, config.vcpus, has_helper, DEVICE_INTERRUPTS)?;
     if let Some(rings) = &rings {
         vcpus.fds.iter().try_for_each(|vcpu| rings.add_vcpu(vcpu))?;
     }
@@ -124,6 +129,11 @@ pub fn build(
         command_line,
     };
     guest::write_boot_data(memory.map(), &image, &description, &vcpus, &layout)?;
+    let prefault = config
+        .stage2_prefault
+        .map(|mode| stage2_prefault::start(mode, &vm, &vcpus, &memory))
+        .transpose()?
+        .flatten();
 
     let mut statistics = Statistics::default();
     if connections.collects_statistics {
@@ -141,7 +151,18 @@ pub fn build(
     };
     let vcpus = VcpuThreads::start(vcpus.fds, context, connections.confines_vcpus)
         .map_err(failed("the vCPU threads cannot be started"))?;
-    Ok(Vm { vcpus, serial, balloon, rings, slots, fd: vm, ipa_bits, memory, statistics })
+    Ok(Vm {
+        _prefault: prefault,
+        vcpus,
+        serial,
+        balloon,
+        rings,
+        slots,
+        fd: vm,
+        ipa_bits,
+        memory,
+        statistics,
+    })
 }
 
 /// Places the memory zones in the guest-physical address space and allocates them.

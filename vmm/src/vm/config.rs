@@ -75,6 +75,16 @@ pub struct VirtioConfig {
     pub has_console: bool,
 }
 
+/// Population of stage 2 before the guest accesses its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage2Prefault {
+    /// Before the guest starts. The host memory of all zones must be populated.
+    BeforeStart,
+    /// Beside the running guest, together with the host memory.
+    Background,
+}
+
 /// Configuration of a VM.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct VmConfig {
@@ -93,6 +103,9 @@ pub struct VmConfig {
     pub vcpus: u32,
     /// Memory zones, at least one; kernel and initramfs are loaded into the first.
     pub memory: Vec<MemoryZone>,
+    /// Population of stage 2; on faults by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stage2_prefault: Option<Stage2Prefault>,
     /// Width of guest-physical addresses; the smallest that fits by default.
     pub ipa_bits: Option<u8>,
     /// Chunk size of eager page splitting.

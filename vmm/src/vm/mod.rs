@@ -27,6 +27,7 @@ pub mod run;
 mod sandbox;
 mod seccomp;
 mod signals;
+mod stage2_prefault;
 mod stats;
 pub mod terminal;
 mod vcpu;

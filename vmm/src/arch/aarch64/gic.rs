@@ -28,15 +28,21 @@ use crate::{
 const PRIVATE_INTERRUPT_COUNT: u32 = 32;
 
 /// Creates the interrupt controller of a VM, with `interrupts` SPIs for devices. All vCPUs must
-/// exist. KVM frees the controller with the VM.
-pub fn create_gic(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
+/// exist, and with `has_helper` one more, which the guest does not see. KVM frees the controller
+/// with the VM.
+pub fn create_gic(
+    vm: &VmFd,
+    vcpus: u64,
+    has_helper: bool,
+    interrupts: u32,
+) -> Result<Gic, KvmError> {
     match create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3) {
-        Ok(gic) => configure_v3(vm, &gic, vcpus, interrupts),
+        Ok(gic) => configure_v3(vm, &gic, vcpus, has_helper, interrupts),
         // ENODEV: the host has no GICv3.
         Err(error) if error.errno() == libc::ENODEV => {
             let gic = create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V2)
                 .map_err(|error| KvmError::call("KVM_CREATE_DEVICE (GICv2)", error))?;
-            configure_v2(&gic, vcpus, interrupts)
+            configure_v2(&gic, vcpus, has_helper, interrupts)
         }
         Err(error) => Err(KvmError::call("KVM_CREATE_DEVICE (GICv3)", error)),
     }
@@ -52,17 +58,31 @@ pub fn gic_version(vm: &VmFd) -> Option<u8> {
     kinds.into_iter().find(|(kind, _)| create_device(vm, *kind).is_ok()).map(|(_, version)| version)
 }
 
-fn configure_v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
-    let limit = (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / GIC_REDISTRIBUTOR_SIZE;
+fn configure_v3(
+    vm: &VmFd,
+    gic: &DeviceFd,
+    vcpus: u64,
+    has_helper: bool,
+    interrupts: u32,
+) -> Result<Gic, KvmError> {
+    let space = (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / GIC_REDISTRIBUTOR_SIZE;
+    // A gap separates the helper's redistributor from the others, the last of which is marked.
+    let limit = if has_helper { space - 2 } else { space };
     if vcpus > limit {
         return Err(KvmError::Unsupported(format!(
             "--vcpus {vcpus}: the address map has space for the redistributors of {limit}"
         )));
     }
     set_address(gic, KVM_VGIC_V3_ADDR_TYPE_DIST, GIC_DISTRIBUTOR.start)?;
-    // One region holds all redistributors; bits 63:52 of its address encode their number.
+    // One region holds the redistributors that the guest sees; bits 63:52 of its address encode
+    // their number, bits 11:0 the index of the region.
     let region = GuestAddress(vcpus << 52 | GIC_REDISTRIBUTORS.start.0);
     set_address(gic, KVM_VGIC_V3_ADDR_TYPE_REDIST_REGION, region)?;
+    if has_helper {
+        let last = GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTOR_SIZE;
+        let region = GuestAddress(1 << 52 | last | 1);
+        set_address(gic, KVM_VGIC_V3_ADDR_TYPE_REDIST_REGION, region)?;
+    }
     let its = create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_ITS)
         .inspect_err(|error| log::info!("the guest has no ITS: {error}"))
         .ok();
@@ -75,7 +95,18 @@ fn configure_v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Resul
     Ok(Gic::V3 { has_its: its.is_some() })
 }
 
-fn configure_v2(gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
+fn configure_v2(
+    gic: &DeviceFd,
+    vcpus: u64,
+    has_helper: bool,
+    interrupts: u32,
+) -> Result<Gic, KvmError> {
+    if has_helper && vcpus == GICV2_MAX_CPUS {
+        return Err(KvmError::Unsupported(format!(
+            "--prefault stage2,background=on: this host has a GICv2, which supports \
+             {GICV2_MAX_CPUS} vCPUs, and the option needs one of them: request less --vcpus"
+        )));
+    }
     if vcpus > GICV2_MAX_CPUS {
         return Err(KvmError::Unsupported(format!(
             "--vcpus {vcpus}: this host has a GICv2, which supports {GICV2_MAX_CPUS} vCPUs"

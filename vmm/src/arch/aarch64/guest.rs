@@ -23,6 +23,8 @@ use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
 pub struct GuestVcpus {
     /// The vCPUs, the boot vCPU first.
     pub fds: Vec<VcpuFd>,
+    /// A vCPU that never runs, and that the guest does not see, so that ioctls on it do not wait.
+    pub helper: Option<VcpuFd>,
     has_pmu: bool,
     gic: Gic,
 }
@@ -61,18 +63,26 @@ pub fn create_vm(
     Ok((fd, ipa_width))
 }
 
-/// Creates vCPUs with all features of the host, and an interrupt controller with `interrupts` SPIs.
-pub fn create_vcpus(vm: &VmFd, count: u32, interrupts: u32) -> Result<GuestVcpus, KvmError> {
+/// Creates vCPUs with all features of the host, a helper if requested, and an interrupt controller
+/// with `interrupts` SPIs.
+pub fn create_vcpus(
+    vm: &VmFd,
+    count: u32,
+    has_helper: bool,
+    interrupts: u32,
+) -> Result<GuestVcpus, KvmError> {
     let features = vcpu::host_features(vm);
     let fds: Vec<_> =
         (0..count).map(|index| vcpu::create_vcpu(vm, index, features)).collect::<Result<_, _>>()?;
-    let gic = gic::create_gic(vm, count.into(), interrupts)?;
+    // Initialised, so that its MPIDR is not that of another vCPU.
+    let helper = has_helper.then(|| vcpu::create_vcpu(vm, count, features)).transpose()?;
+    let gic = gic::create_gic(vm, count.into(), has_helper, interrupts)?;
     let pmu = features & vcpu::PMU_FEATURE != 0;
     if pmu {
         // The PMU needs the interrupt controller.
         fds.iter().try_for_each(vcpu::init_pmu)?;
     }
-    Ok(GuestVcpus { fds, has_pmu: pmu, gic })
+    Ok(GuestVcpus { fds, helper, has_pmu: pmu, gic })
 }
 
 fn load_kernel(

@@ -19,6 +19,8 @@ pub use crate::arch::aarch64::boot::{BootError, BootLayout, image::Image, parse_
 pub struct GuestVcpus {
     /// The vCPUs, the boot vCPU first.
     pub fds: Vec<VcpuFd>,
+    /// A vCPU that never runs.
+    pub helper: Option<VcpuFd>,
 }
 
 fn unsupported_error() -> KvmError {
@@ -42,7 +44,12 @@ pub fn create_vm(
     Err(unsupported_error())
 }
 
-pub fn create_vcpus(_vm: &VmFd, _count: u32, _interrupts: u32) -> Result<GuestVcpus, KvmError> {
+pub fn create_vcpus(
+    _vm: &VmFd,
+    _count: u32,
+    _has_helper: bool,
+    _interrupts: u32,
+) -> Result<GuestVcpus, KvmError> {
     Err(unsupported_error())
 }
 
