@@ -122,6 +122,10 @@ pub struct HostArgs {
     /// Populate the memory in the host first, so that no phase contains its faults and zeroing
     #[arg(long)]
     pub(super) prefault: bool,
+    /// Populate the memory in the host and in stage 2 first, so that create takes no faults
+    /// (KVM_PRE_FAULT_MEMORY); implies --prefault
+    #[arg(long)]
+    pub(super) pre_fault: bool,
     /// Continue if the host provides other pages than configured; the results name them
     #[arg(long)]
     pub(super) accept_fallback: bool,
@@ -215,6 +219,7 @@ impl Args {
         let fault_types = self.output.events == EventsOption::FaultTypes;
         [
             ("ipa-bits", self.guest.ipa_bits.as_ref().and_then(|bits| named(bits))),
+            ("pre-fault", self.host.pre_fault.then(|| "yes".to_owned())),
             ("pin", self.host.pin.as_ref().and_then(|list| named(list))),
             ("dirty-log", name_unless_default(self.host.dirty_log)),
             ("eager-split", self.host.eager_split.as_ref().and_then(|size| named(size))),

@@ -138,7 +138,8 @@ impl Args {
         };
         plan.config.seed = workload.seed;
         // The software machine always populates its memory.
-        plan.config.prefault = self.host.prefault || self.host.engine == Engine::Software;
+        plan.config.prefault =
+            self.host.prefault || self.host.pre_fault || self.host.engine == Engine::Software;
         plan.config.options = self.options();
         plan
     }
@@ -151,7 +152,8 @@ impl Args {
         Ok(KvmConfig {
             mode: self.guest.mode,
             phys_offset: self.guest.phys_offset,
-            prefault: self.host.prefault,
+            prefault: self.host.prefault || self.host.pre_fault,
+            populates_stage2: self.host.pre_fault,
             accepts_fallback: self.host.accept_fallback,
             pinned_cpus: self.host.pin.as_ref().map_or_else(Vec::new, |list| list.for_vcpus(vcpus)),
             ipa_bits: self.guest.ipa_bits,
@@ -167,6 +169,7 @@ impl Args {
     fn software_config(&self) -> Result<SoftwareMachineConfig, WrongEngine> {
         let given = [
             ("--phys-offset", self.guest.phys_offset.is_some()),
+            ("--pre-fault", self.host.pre_fault),
             ("--pin", self.host.pin.is_some()),
             ("--ipa-bits", self.guest.ipa_bits.is_some()),
             ("--dirty-log", self.host.dirty_log != DirtyLogOption::default()),

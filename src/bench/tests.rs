@@ -52,6 +52,16 @@ fn defaults_equal_those_of_kvm_page_table_test() {
 }
 
 #[test]
+fn pre_fault_populates_host_memory_too() {
+    let args = parse("bench --pre-fault").unwrap();
+
+    let machine = args.kvm_config().unwrap();
+
+    assert!(machine.prefault && machine.populates_stage2);
+    assert!(!parse("bench --prefault").unwrap().kvm_config().unwrap().populates_stage2);
+}
+
+#[test]
 fn vcpus_are_pinned_round_robin() {
     let args = parse("bench -v 5 --pin 0-1,7 --events off --dirty-log manual").unwrap();
 
@@ -71,6 +81,7 @@ fn records_name_the_options_that_affect_results() {
             &[("guest-map", "pages"), ("ipa-bits", "40"), ("pin", "0,1")],
         ),
         ("--events fault-types", &[("events", "fault-types")]),
+        ("--pre-fault", &[("pre-fault", "yes")]),
         ("--log-untouched --phases update,rebuild", &[("log-untouched", "yes")]),
         ("--migrate 4 --round-ms 20", &[("migrate", "4"), ("round-ms", "20")]),
     ] {

@@ -11,7 +11,7 @@ use std::{
 use kvm_ioctls::VmFd;
 use vm_memory::Bytes as _;
 
-use super::context;
+use super::{POPULATING_STAGE2, context};
 use crate::{
     clock,
     guest::{
@@ -28,6 +28,7 @@ use granule_types::{
 use granule_vmm::{
     kvm::{
         memslot::{DirtyLog, Memslot},
+        pre_fault::Stage2Populator,
         stage2_tables::{mapped_by_level, stage2_table_bytes},
         stats::{StatisticKind, Statistics},
         tracepoints::PerfCounters,
@@ -52,6 +53,8 @@ pub struct KvmMachine {
     pub(super) ipa_bits: u8,
     pub(super) accepts_fallback: bool,
     pub(super) emulated_read_time: Option<Nanoseconds>,
+    /// Populates stage 2 of the region, if configured.
+    pub(super) populator: Option<Stage2Populator>,
 }
 
 impl KvmMachine {
@@ -73,6 +76,16 @@ impl KvmMachine {
              emulation dominates the measured times",
             time.0
         ))
+    }
+
+    /// Populates stage 2 of the region, if configured. No vCPU may run.
+    pub(super) fn populate_stage2(&self) -> Result<(), MachineError> {
+        let Some(populator) = &self.populator else {
+            return Ok(());
+        };
+        populator
+            .populate(std::slice::from_ref(self.region_slot.ram()))
+            .map_err(context(POPULATING_STAGE2))
     }
 
     /// Returns the address of the word at `offset` in each vCPU's mailbox page.
@@ -153,7 +166,8 @@ impl Machine for KvmMachine {
 
     fn restore_backing(&mut self) -> Result<(), MachineError> {
         let restored = self.region_slot.ram().restore_backing();
-        restored.map_err(context("restoring the memory under test"))
+        restored.map_err(context("restoring the memory under test"))?;
+        self.populate_stage2()
     }
 
     fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError> {

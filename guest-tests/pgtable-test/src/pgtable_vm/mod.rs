@@ -21,7 +21,7 @@ mod arch {
 
 use std::{error::Error, sync::Arc};
 
-use kvm_ioctls::Kvm;
+use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::Bytes as _;
 
 use crate::{
@@ -52,6 +52,7 @@ use granule_vmm::{
         dirty_ring::DirtyRings,
         kick::KickTarget,
         memslot::{DirtyLog, DirtyMode, Memslot},
+        pre_fault::Stage2Populator,
         stats::Statistics,
         tracepoints::PerfCounters,
     },
@@ -79,6 +80,9 @@ pub struct KvmConfig {
     pub phys_offset: Option<GuestAddress>,
     /// Indicates that the host populates the region before the guest accesses it.
     pub prefault: bool,
+    /// Indicates that stage 2 of the region is populated before the guest accesses it. Requires
+    /// `prefault`, because KVM maps memory that is not populated as a read does.
+    pub populates_stage2: bool,
     /// Lets the run continue if the host provides pages of another size than configured.
     pub accepts_fallback: bool,
     /// Host CPU of each vCPU, in order; empty for no pinning.
@@ -128,6 +132,7 @@ impl KvmConfig {
             guest_map: GuestMap::Blocks,
             phys_offset: None,
             prefault: false,
+            populates_stage2: false,
             accepts_fallback: false,
             pinned_cpus: Vec::new(),
             ipa_bits: None,
@@ -143,6 +148,19 @@ fn context<E: Into<Box<dyn Error + Send + Sync>>>(
     operation: &'static str,
 ) -> impl Fn(E) -> MachineError {
     move |error| MachineError::new(operation, error)
+}
+
+const POPULATING_STAGE2: &str = "populating stage 2";
+
+/// Returns a populator without vCPUs.
+fn new_populator(vm: &VmFd) -> Result<Stage2Populator, MachineError> {
+    Stage2Populator::new(vm).ok_or_else(|| {
+        MachineError::new(
+            POPULATING_STAGE2,
+            "this host's KVM cannot do so (KVM_CAP_PRE_FAULT_MEMORY): omit --pre-fault; --prefault \
+             populates host memory alone",
+        )
+    })
 }
 
 /// Guest memory with the loaded program.
@@ -201,9 +219,11 @@ impl KvmMachine {
             ipa_bits: loaded.ipa_bits,
             accepts_fallback: config.accepts_fallback,
             emulated_read_time: None,
+            populator: None,
         };
         machine.add_vcpus(&config, &kvm, rings.as_ref())?;
         machine.check_for_emulation()?;
+        machine.populate_stage2()?;
         Ok(machine)
     }
 
@@ -217,10 +237,17 @@ impl KvmMachine {
         if config.events != CountedEvents::None {
             self.statistics.add_vm(&self.vm);
         }
+        let mut populator = match config.populates_stage2 {
+            true => Some(new_populator(&self.vm)?),
+            false => None,
+        };
         for index in 0..self.vcpu_count {
             let fd = native::create_vcpu(kvm, &self.vm, index, &self.layout)?;
             if let Some(rings) = rings {
                 rings.add_vcpu(&fd).map_err(context("preparing dirty logging"))?;
+            }
+            if let Some(populator) = &mut populator {
+                populator.add_vcpu(&fd).map_err(context(POPULATING_STAGE2))?;
             }
             if index == 0 {
                 let features =
@@ -242,6 +269,7 @@ impl KvmMachine {
                 rings: rings.cloned(),
             }));
         }
+        self.populator = populator;
         Ok(())
     }
 
