@@ -86,7 +86,7 @@ impl Stage2Populator {
         let chunks: Vec<Chunk> = regions.iter().flat_map(|ram| chunks_of(ram)).collect();
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let workers: Vec<_> = self.vcpus.iter().take(cpus).collect();
-        for_each_in_parallel(&workers, &chunks, |vcpu, chunk| populate_chunk(vcpu, chunk))
+        for_each_in_parallel(&workers, &chunks, populate_chunk)
             .map_err(|error| KvmError::call("KVM_PRE_FAULT_MEMORY", error))
     }
 

@@ -38,7 +38,7 @@ pub fn start(
     let mut populator = Stage2Populator::new(vm);
     match &mut populator {
         None => warn_unsupported(),
-        Some(populator) => fds.into_iter().try_for_each(|vcpu| populator.add_vcpu(vcpu))?,
+        Some(populator) => fds.iter().try_for_each(|vcpu| populator.add_vcpu(vcpu))?,
     }
     match (mode, populator) {
         (Stage2Prefault::BeforeStart, None) => Ok(None),
