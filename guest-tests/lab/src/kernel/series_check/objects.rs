@@ -241,6 +241,9 @@ impl<'a> ObjectCheck<'a> {
         let task = format!("compiling {owner}{} ({})", join(targets), self.configuration.name());
         let make = self.programs.toolchain.verbose_make(&task, self.tree);
         let made = make
+            // Messages of the same language and quotes in each run; the kernel's Makefile unsets LC_ALL.
+            .env("LC_MESSAGES", "C")
+            .env("LC_CTYPE", "C")
             .arg(format!("O={}", self.directory.display()))
             .arg(format!("-j{}", self.programs.jobs))
             .arg("W=1")
