@@ -161,6 +161,13 @@ pub struct OutputArgs {
 #[error("{0} conflicts with --sweep {1}=…; omit one of them")]
 pub struct SweepConflict(pub(super) &'static str, pub(super) &'static str);
 
+impl HostArgs {
+    /// Returns whether the host populates the memory before the guest accesses it.
+    pub(super) const fn populates_host_memory(&self) -> bool {
+        self.prefault || self.pre_fault
+    }
+}
+
 impl Args {
     /// Checks the options of all runs, so that errors are reported before the first one.
     pub(super) fn check(&self) -> Result<(), Box<dyn Error>> {

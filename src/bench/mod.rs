@@ -139,7 +139,7 @@ impl Args {
         plan.config.seed = workload.seed;
         // The software machine always populates its memory.
         plan.config.prefault =
-            self.host.prefault || self.host.pre_fault || self.host.engine == Engine::Software;
+            self.host.populates_host_memory() || self.host.engine == Engine::Software;
         plan.config.options = self.options();
         plan
     }
@@ -152,7 +152,7 @@ impl Args {
         Ok(KvmConfig {
             mode: self.guest.mode,
             phys_offset: self.guest.phys_offset,
-            prefault: self.host.prefault || self.host.pre_fault,
+            prefault: self.host.populates_host_memory(),
             populates_stage2: self.host.pre_fault,
             accepts_fallback: self.host.accept_fallback,
             pinned_cpus: self.host.pin.as_ref().map_or_else(Vec::new, |list| list.for_vcpus(vcpus)),
