@@ -8,60 +8,9 @@
  *   modules=N   times that /module.ko is loaded and unloaded (0)
  */
 #define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-#include <sys/mount.h>
-#include <sys/reboot.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
-#define DUMP "/sys/kernel/debug/kernel_page_tables"
-
-static void end(void)
-{
-	fflush(stdout);
-	reboot(RB_POWER_OFF);
-	exit(1);
-}
-
-static void fail(const char *call)
-{
-	perror(call);
-	end();
-}
-
-static void mount_all(void)
-{
-	int fd;
-
-	mkdir("/proc", 0755);
-	mkdir("/sys", 0755);
-	mkdir("/dev", 0755);
-	mount("dev", "/dev", "devtmpfs", 0, NULL);
-	fd = open("/dev/console", O_RDWR);
-	for (int i = 0; i < 3; i++)
-		dup2(fd, i);
-	mount("proc", "/proc", "proc", 0, NULL);
-	mount("sys", "/sys", "sysfs", 0, NULL);
-	mount("debug", "/sys/kernel/debug", "debugfs", 0, NULL);
-}
-
-static int option(const char *name)
-{
-	static char line[4096];
-	FILE *file = fopen("/proc/cmdline", "r");
-	char *at;
-
-	if (!file || !fgets(line, sizeof(line), file))
-		fail("/proc/cmdline");
-	fclose(file);
-	at = strstr(line, name);
-	return at ? atoi(at + strlen(name)) : 0;
-}
+#include "pid1.h"
 
 /* Returns a figure of /proc/meminfo in KiB */
 static unsigned long memory(const char *name)
@@ -113,7 +62,7 @@ static void await_change(int number)
 	}
 	if (same < 20) {
 		printf("memory has not changed\n");
-		end();
+		end(1);
 	}
 	sprintf(when, "change %d", number);
 	print_tables(when);
@@ -135,8 +84,8 @@ int main(void)
 	int changes, modules;
 
 	mount_all();
-	changes = option("changes=");
-	modules = option("modules=");
+	changes = option("changes=", 0);
+	modules = option("modules=", 0);
 	print_tables("boot");
 	for (int i = 1; i <= changes; i++)
 		await_change(i);
@@ -147,5 +96,5 @@ int main(void)
 		print_tables("modules");
 	}
 	printf("end\n");
-	end();
+	end(0);
 }

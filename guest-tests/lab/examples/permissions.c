@@ -16,72 +16,21 @@
  *   dump=1    print the dump of the linear map each time
  */
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <linux/filter.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/reboot.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
+
+#include "pid1.h"
 
 #define MAX_COUNT 4096
 #define MAX_LENGTH 4096
 #define SYS_MEMFD_SECRET 447
-#define DUMP "/sys/kernel/debug/kernel_page_tables"
 
 static int secret_fd[MAX_COUNT], socket_fd[MAX_COUNT];
 static char *secret[MAX_COUNT];
-
-/* PID 1 powers the machine off, a program exits. */
-static void end(int code)
-{
-	fflush(stdout);
-	if (getpid() == 1)
-		reboot(RB_POWER_OFF);
-	exit(code);
-}
-
-static void fail(const char *call)
-{
-	perror(call);
-	end(1);
-}
-
-static void mount_all(void)
-{
-	int fd;
-
-	mkdir("/proc", 0755);
-	mkdir("/sys", 0755);
-	mkdir("/dev", 0755);
-	mount("dev", "/dev", "devtmpfs", 0, NULL);
-	fd = open("/dev/console", O_RDWR);
-	for (int i = 0; i < 3; i++)
-		dup2(fd, i);
-	mount("proc", "/proc", "proc", 0, NULL);
-	mount("sys", "/sys", "sysfs", 0, NULL);
-	mount("debug", "/sys/kernel/debug", "debugfs", 0, NULL);
-}
-
-static int option(const char *name, int value)
-{
-	static char line[4096];
-	FILE *file = fopen("/proc/cmdline", "r");
-	char *at;
-
-	if (!file || !fgets(line, sizeof(line), file))
-		fail("/proc/cmdline");
-	fclose(file);
-	at = strstr(line, name);
-	return at ? atoi(at + strlen(name)) : value;
-}
 
 static void print_lines(const char *path, const char *const *names)
 {
