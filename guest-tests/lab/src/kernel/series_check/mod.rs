@@ -90,7 +90,7 @@ impl SeriesCheckOptions {
             self.check_base((&linux, &cache), (*base, names), programs.as_ref(), &mut counts)?;
         }
         if programs.as_ref().is_some_and(|programs| !programs.has_sparse) {
-            println!("SKIP sparse: it is not installed; scripts/setup --dev installs it");
+            println!("SKIP sparse: it is not installed; install the package sparse");
         }
         println!(
             "{} patches of {} series, {} problems",
