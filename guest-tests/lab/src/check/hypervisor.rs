@@ -140,7 +140,7 @@ const HOOKS: [Hook; 25] = [
     role("stage2_memcache_zalloc_page", Part::Calls, Role::Allocate { has_size: false }),
     role("kvm_s2_zalloc_pages_exact", Part::Calls, Role::Allocate { has_size: true }),
     role("kvm_host_get_page", Part::Entries, Role::GetTable),
-    // Of stage2-fault-count: references of all entries of a table at once.
+    // Of stage2-fault-count: the references of all entries of a table at once.
     role("kvm_s2_get_page_refs", Part::Entries, Role::GetTableReferences),
     role("kvm_s2_put_page_refs", Part::Entries, Role::PutTableReferences),
     role("kvm_s2_put_page", Part::Entries, Role::PutTable),
