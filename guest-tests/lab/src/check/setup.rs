@@ -93,9 +93,7 @@ enum RoleText {
     ChangeSequence,
     Allocate { has_size: bool },
     GetTable,
-    GetTableReferences,
     PutTable,
-    PutTableReferences,
     FreePage,
     ChangeKernel,
 }
