@@ -138,6 +138,9 @@ pub struct HostArgs {
     /// Split blocks eagerly when dirty logging starts, in chunks of SIZE (a block size of stage 2)
     #[arg(long, value_name = "SIZE")]
     pub(super) eager_split: Option<Bytes>,
+    /// Enable this capability of the VM, by its number, on a host kernel whose patches define it
+    #[arg(long, value_name = "NUMBER")]
+    pub(super) vm_capability: Vec<u32>,
     /// Policy of the fault path with --engine software: linux-5.10, linux-5.10+series, linux-6.1,
     /// linux-6.12, linux-6.12+wait, linux-6.12+series or granule [default: granule]
     #[arg(long, value_name = "PRESET")]
@@ -223,6 +226,10 @@ impl Args {
     /// Returns the options that affect results and are not at their defaults.
     pub(super) fn options(&self) -> BTreeMap<String, String> {
         let named = |value: &dyn ToString| Some(value.to_string());
+        let list = |numbers: &[u32]| {
+            let texts: Vec<_> = numbers.iter().map(u32::to_string).collect();
+            (!texts.is_empty()).then(|| texts.join(","))
+        };
         let fault_types = self.output.events == EventsOption::FaultTypes;
         [
             ("ipa-bits", self.guest.ipa_bits.as_ref().and_then(|bits| named(bits))),
@@ -230,6 +237,7 @@ impl Args {
             ("pin", self.host.pin.as_ref().and_then(|list| named(list))),
             ("dirty-log", name_unless_default(self.host.dirty_log)),
             ("eager-split", self.host.eager_split.as_ref().and_then(|size| named(size))),
+            ("vm-capability", list(&self.host.vm_capability)),
             ("log-untouched", self.workload.log_untouched.then(|| "yes".to_owned())),
             ("migrate", self.workload.migrate.as_ref().and_then(|n| named(n))),
             ("round-ms", self.workload.migrate.and_then(|_| named(&self.workload.round_ms))),

@@ -159,6 +159,7 @@ impl Args {
             ipa_bits: self.guest.ipa_bits,
             dirty_mode: self.host.dirty_log.into(),
             eager_split: self.host.eager_split,
+            vm_capabilities: self.host.vm_capability.clone(),
             guest_map: self.guest.guest_map.into(),
             events: self.output.events.into(),
             ..KvmConfig::new(self.workload.backing, self.memory(), vcpus)
@@ -174,6 +175,7 @@ impl Args {
             ("--ipa-bits", self.guest.ipa_bits.is_some()),
             ("--dirty-log", self.host.dirty_log != DirtyLogOption::default()),
             ("--eager-split", self.host.eager_split.is_some()),
+            ("--vm-capability", !self.host.vm_capability.is_empty()),
             ("--guest-map", self.guest.guest_map != GuestMapOption::default()),
             ("--migrate", self.workload.migrate.is_some()),
         ];

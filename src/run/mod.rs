@@ -84,6 +84,9 @@ pub struct Args {
     /// size of the host's stage 2, for example 2M
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_size)]
     eager_split: Option<Bytes>,
+    /// Enable this capability of the VM, by its number, on a host kernel whose patches define it
+    #[arg(long, value_name = "NUMBER")]
+    vm_capability: Vec<u32>,
     /// Exit instead of rebooting when the guest resets itself
     #[arg(long)]
     no_reboot: bool,
@@ -186,6 +189,7 @@ fn vm_config(args: Args) -> VmConfig {
         stage2_prefault: args.prefault,
         ipa_bits: args.ipa_bits,
         eager_split: args.eager_split,
+        vm_capabilities: args.vm_capability,
         dirty_log: args.dirty_log.into(),
     }
 }

@@ -307,6 +307,17 @@ fn the_address_width_is_configurable() {
 }
 
 #[test]
+#[ignore = "needs /dev/kvm"]
+fn a_capability_that_the_host_lacks_is_refused() {
+    let config = KvmConfig { vm_capabilities: vec![0xffff], ..small_config(1) };
+
+    let error = KvmMachine::new(config).unwrap_err();
+
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.starts_with("--vm-capability 65535: "), "{cause}");
+}
+
+#[test]
 fn a_pin_list_of_another_length_is_refused() {
     let error = KvmMachine::new(KvmConfig { pinned_cpus: vec![0], ..small_config(2) }).unwrap_err();
 

@@ -17,7 +17,7 @@ pub use open::open;
 
 use std::io;
 
-use kvm_ioctls::{Cap, Kvm};
+use kvm_ioctls::{Cap, Kvm, VmFd};
 use thiserror::Error;
 use vmm_sys_util::errno;
 
@@ -80,6 +80,21 @@ impl KvmError {
     pub fn call(call: &'static str, error: errno::Error) -> Self {
         Self::Call { call, source: error.into() }
     }
+}
+
+/// Enables capabilities of a VM by their numbers: those of kernels with patches have no name here.
+pub fn enable_vm_capabilities(vm: &VmFd, numbers: &[u32]) -> Result<(), KvmError> {
+    for &number in numbers {
+        if vm.check_extension_raw(number.into()) <= 0 {
+            return Err(KvmError::Unsupported(format!(
+                "--vm-capability {number}: this host's KVM does not have it: remove the option, or \
+                 boot a kernel that defines this capability"
+            )));
+        }
+        ioctls::enable_capability(vm, number, 0)
+            .map_err(|error| KvmError::call("KVM_ENABLE_CAP (--vm-capability)", error))?;
+    }
+    Ok(())
 }
 
 /// Checks the requested number of vCPUs against `KVM_CAP_MAX_VCPUS`.

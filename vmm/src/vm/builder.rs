@@ -95,6 +95,7 @@ pub fn build(
 
     let (vm, ipa_bits) =
         guest::create_vm(&files.kvm, memory.regions(), config.ipa_bits, config.eager_split)?;
+    kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)?;
     let rings = (config.dirty_log == DirtyMode::Ring)
         .then(|| DirtyRings::enable(&vm).map(Arc::new))
         .transpose()?;

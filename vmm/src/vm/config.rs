@@ -110,6 +110,9 @@ pub struct VmConfig {
     pub ipa_bits: Option<u8>,
     /// Chunk size of eager page splitting.
     pub eager_split: Option<Bytes>,
+    /// Numbers of other capabilities of the VM.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub vm_capabilities: Vec<u32>,
     /// Dirty logging mode.
     pub dirty_log: DirtyMode,
 }

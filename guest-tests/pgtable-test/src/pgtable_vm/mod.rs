@@ -93,6 +93,8 @@ pub struct KvmConfig {
     pub dirty_mode: DirtyMode,
     /// Chunk size of eager page splitting when dirty logging starts; `None` to split on faults.
     pub eager_split: Option<Bytes>,
+    /// Numbers of other capabilities of the VM.
+    pub vm_capabilities: Vec<u32>,
     /// Kernel events to count, which costs time.
     pub events: CountedEvents,
 }
@@ -138,6 +140,7 @@ impl KvmConfig {
             ipa_bits: None,
             dirty_mode: DirtyMode::Plain,
             eager_split: None,
+            vm_capabilities: Vec::new(),
             events: CountedEvents::Tracepoints,
         }
     }
@@ -193,6 +196,8 @@ impl KvmMachine {
         let loaded = load_memory(&config, &kvm, mode, end)?;
 
         let vm = create_vm(&kvm, loaded.ipa_bits).map_err(context("creating the VM"))?;
+        kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)
+            .map_err(context("enabling capabilities"))?;
         let logging = "preparing dirty logging";
         let rings = (config.dirty_mode == DirtyMode::Ring)
             .then(|| DirtyRings::enable(&vm).map(Arc::new))
