@@ -73,6 +73,21 @@ fn each_missing_call_is_found() {
 }
 
 #[test]
+fn references_of_several_entries_count_by_their_number() {
+    let taken = |number: &str| {
+        let at_once = format!("0 enter 15 41184000 {number} 0 0\n");
+        FAULT.replacen("0 enter 10 41184000 0 0 0\n", &at_once, 1)
+    };
+
+    assert_eq!(rules(&taken("1")), []);
+    // The upper half of the register is not part of the number.
+    assert_eq!(rules(&taken("ffff000000000001")), []);
+    assert_eq!(rules(&taken("2")), [Rule::WrongReferences]);
+    let dropped = "0 enter 15 41184000 3 0 0\n0 enter 16 41184000 2 0 0\n";
+    assert_eq!(rules(&FAULT.replacen("0 enter 10 41184000 0 0 0\n", dropped, 1)), []);
+}
+
+#[test]
 fn a_finding_at_the_end_of_a_fault_is_in_the_function_that_changed_the_leaf() {
     let trace =
         FAULT.replace("10 0 0\n", "200 0 0 @2\n").replace("0 vtcr", "0 stack 2 1000\n0 vtcr");

@@ -23,6 +23,8 @@ pub fn observe(trace: &str, lock: LockType) -> Observer {
         (12, Role::FreePage),
         (13, Role::PrepareMemory),
         (14, Role::CommitMemory),
+        (15, Role::GetTableReferences),
+        (16, Role::PutTableReferences),
     ];
     let functions = BTreeMap::from_iter(functions.into_iter().chain(look_up).chain(tables));
     let mut observer = Observer::new(Machine {

@@ -115,7 +115,7 @@ const COMMIT: &str = "kvm_arch_commit_memory_region";
 
 /// Observed functions. A kernel may lack some of them: others have their names in other versions, or
 /// the compiler has inlined them.
-const HOOKS: [Hook; 23] = [
+const HOOKS: [Hook; 25] = [
     role("kvm_vm_ioctl", Part::Calls, Role::Call),
     role("kvm_handle_guest_abort", Part::Calls, Role::Abort),
     // Its first argument is struct kvm, which begins with mmu_lock.
@@ -140,6 +140,9 @@ const HOOKS: [Hook; 23] = [
     role("stage2_memcache_zalloc_page", Part::Calls, Role::Allocate { has_size: false }),
     role("kvm_s2_zalloc_pages_exact", Part::Calls, Role::Allocate { has_size: true }),
     role("kvm_host_get_page", Part::Entries, Role::GetTable),
+    // Of stage2-fault-count: the references of all entries of a table at once.
+    role("kvm_s2_get_page_refs", Part::Entries, Role::GetTableReferences),
+    role("kvm_s2_put_page_refs", Part::Entries, Role::PutTableReferences),
     role("kvm_s2_put_page", Part::Entries, Role::PutTable),
     role("kvm_host_put_page", Part::Entries, Role::PutTable),
     // Before struct kvm_pgtable_mm_ops, the functions that count references are inlined.
@@ -247,7 +250,12 @@ impl Hypervisor {
                 continue;
             }
             let ranges = ranges(hook, code, sequence.map(|increment| increment.offset));
-            if ranges.is_empty() && matches!(hook.part, Part::Calls | Part::Entries) {
+            // Only kernels with a series change several references at once.
+            let optional = matches!(
+                hook.used_for,
+                Use::Role(Role::GetTableReferences | Role::PutTableReferences)
+            );
+            if ranges.is_empty() && !optional && matches!(hook.part, Part::Calls | Part::Entries) {
                 missing.push(hook);
             }
             for (start, end) in ranges {
@@ -284,7 +292,12 @@ impl Hypervisor {
             }
             arguments += &match used_for {
                 Use::Role(
-                    Role::Allocate { .. } | Role::GetTable | Role::PutTable | Role::FreePage,
+                    Role::Allocate { .. }
+                    | Role::GetTable
+                    | Role::GetTableReferences
+                    | Role::PutTable
+                    | Role::PutTableReferences
+                    | Role::FreePage,
                 ) => format!("{function},physical={number}"),
                 Use::Memory { slot, first_page, .. } => {
                     let offsets = [0, SLOT_WORDS[0], SLOT_WORDS[1]].map(|word| first_page + word);

@@ -93,7 +93,9 @@ enum RoleText {
     ChangeSequence,
     Allocate { has_size: bool },
     GetTable,
+    GetTableReferences,
     PutTable,
+    PutTableReferences,
     FreePage,
     ChangeKernel,
 }

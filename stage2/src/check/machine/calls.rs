@@ -216,6 +216,12 @@ impl Calls {
             }
             Role::GetTable => self.change_references(cause, PhysAddr(arguments[0]), 1, guests),
             Role::PutTable => self.change_references(cause, PhysAddr(arguments[0]), -1, guests),
+            Role::GetTableReferences | Role::PutTableReferences => {
+                // The number is an unsigned int, whose register has an unspecified upper half.
+                let number = (arguments[1] & u64::from(u32::MAX)).cast_signed();
+                let change = if role == Role::GetTableReferences { number } else { -number };
+                self.change_references(cause, PhysAddr(arguments[0]), change, guests);
+            }
             // The kernel's own tables are checked apart.
             Role::ChangeKernel => {}
             Role::FreePage => {

@@ -37,8 +37,12 @@ pub enum Role {
     },
     /// Takes a reference to the table that contains the physical address of the first argument.
     GetTable,
+    /// Takes as many references to that table as the lower half of the second argument says.
+    GetTableReferences,
     /// Drops a reference to the table that contains the physical address of the first argument.
     PutTable,
+    /// Drops as many references to that table as the lower half of the second argument says.
+    PutTableReferences,
     /// Changes the kernel's own tables: when it returns, what it has removed or restricted has been
     /// invalidated.
     ChangeKernel,
