@@ -313,7 +313,7 @@ fn a_capability_that_the_host_lacks_is_refused() {
 
     let error = KvmMachine::new(config).unwrap_err();
 
-    let cause = std::error::Error::source(&error).unwrap().to_string();
+    let cause = error.source().expect("the reason of KVM").to_string();
     assert!(cause.starts_with("--vm-capability 65535: "), "{cause}");
 }
 
