@@ -7,7 +7,7 @@
 mod support;
 
 use granule_stage2::check::{Rule, machine::LockType};
-use support::machine::{observe, rules};
+use support::machine::{observe, rules, rules_with_bbm};
 
 /// Two guests run; the first one maps a page, then a block of the same addresses, as CPU 0 of a
 /// hypervisor with E2H does it.
@@ -128,6 +128,45 @@ fn each_missing_or_weaker_step_is_found() {
 
         assert!(found.iter().any(|(found, _)| *found == rule), "{step:?}: {rule}, not {found:?}");
     }
+}
+
+#[test]
+fn a_block_is_split_in_place_at_level_3_of_feat_bbm_alone() {
+    let pages: String = (0_u64..512)
+        .map(|page| format!(" {page:x}={:x}", 0x40_0000_41a0_07ff + (page << 12)))
+        .collect();
+    let split = format!(
+        "
+0 vtcr 80023558
+0 hcr 488000000
+0 table 41180000 1 -
+0 vttbr 1000041180000
+0 isb
+0 word 50000000 0 1
+0 write 41a00000
+0 dc civac 41a00000 200000 @1
+0 dsb sy
+0 table 41184000 2 0 0=40000041a007fd
+0 store 41180000 0 41184003 release @1
+0 table 41185000 3 0{pages}
+0 store 41184000 40000041a007fd 41185003 release @1
+0 dsb ishst
+0 hcr 480000000
+0 isb
+0 tlbi ipas2e1is 0 @1
+0 dsb ish
+0 tlbi vmalle1is 0 @1
+0 dsb ish
+0 isb
+0 hcr 488000000
+0 isb
+0 word 50000000 1 0
+"
+    );
+
+    let violated = [0, 2, 3].map(|level| rules_with_bbm(level, &split));
+
+    assert_eq!(violated, [vec![Rule::BreakBeforeMake], vec![Rule::BlockSizeChange], vec![]]);
 }
 
 /// A relaxed link behind a barrier that orders loads, or stores of this CPU alone.

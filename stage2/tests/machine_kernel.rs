@@ -48,7 +48,7 @@ fn observe(trace: &str, bbm: u8) -> Observer {
         memory: (PhysAddr(0x4000_0000), 1 << 30),
         hypervisor,
         disabled_rules: BTreeSet::new(),
-        kernel_bbm: Some(bbm),
+        bbm: Some(bbm),
     });
     for line in trace.lines().filter(|line| !line.is_empty()) {
         observer.observe(&line.parse::<MachineEvent>().unwrap_or_else(|e| panic!("{line}: {e}")));

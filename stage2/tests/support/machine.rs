@@ -11,8 +11,8 @@ use granule_stage2::{
     },
 };
 
-/// Returns an observer that has seen a trace.
-pub fn observe(trace: &str, lock: LockType) -> Observer {
+/// Returns a machine whose mmu_lock has this type.
+fn machine(lock: LockType) -> Machine {
     let functions = [(2, Role::Call), (1, Role::Abort), (4, Role::MarkDirty { argument: 1 })];
     let look_up = [(5, Role::LookUp), (6, Role::ReadSequence), (7, Role::ChangeSequence)];
     let tables = [
@@ -27,22 +27,39 @@ pub fn observe(trace: &str, lock: LockType) -> Observer {
         (16, Role::PutTableReferences),
     ];
     let functions = BTreeMap::from_iter(functions.into_iter().chain(look_up).chain(tables));
-    let mut observer = Observer::new(Machine {
+    Machine {
         cpus: 2,
         memory: (PhysAddr(0x4000_0000), 1 << 30),
         hypervisor: Hypervisor { lock, locked_entry: None, functions },
         disabled_rules: BTreeSet::from([Rule::OutsideSlot]),
-        kernel_bbm: None,
-    });
+        bbm: None,
+    }
+}
+
+fn observe_on(machine: Machine, trace: &str) -> Observer {
+    let mut observer = Observer::new(machine);
     for line in trace.lines().filter(|line| !line.is_empty()) {
         observer.observe(&line.parse::<MachineEvent>().unwrap());
     }
     observer
 }
 
+/// Returns an observer that has seen a trace.
+pub fn observe(trace: &str, lock: LockType) -> Observer {
+    observe_on(machine(lock), trace)
+}
+
 /// Returns the violated rules of a trace of one guest.
 pub fn rules(trace: &str) -> Vec<Rule> {
-    let observer = observe(trace, LockType::Spinlock);
+    rules_of(observe(trace, LockType::Spinlock))
+}
+
+/// Returns the violated rules of a trace of one guest on CPUs with a level of FEAT_BBM.
+pub fn rules_with_bbm(level: u8, trace: &str) -> Vec<Rule> {
+    rules_of(observe_on(Machine { bbm: Some(level), ..machine(LockType::Spinlock) }, trace))
+}
+
+fn rules_of(observer: Observer) -> Vec<Rule> {
     assert_eq!(observer.totals().guests, 1);
     observer.findings().iter().map(|finding| finding.rule).collect()
 }

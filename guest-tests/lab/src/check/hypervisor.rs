@@ -172,14 +172,13 @@ const KERNEL_HOOKS: [Hook; 11] = [
     role("free_pages", Part::Entries, Role::FreePage),
 ];
 
-/// Check of the kernel's own tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KernelCheck {
-    /// They are not checked.
-    None,
-    /// They are checked, on CPUs with this level of FEAT_BBM or, without one, that of the
-    /// identification register.
-    Stage1(Option<u8>),
+/// What is checked in a kernel in addition to the tables of its guests, and on which CPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KernelCheck {
+    /// Also the kernel's own tables.
+    pub stage1: bool,
+    /// The level of FEAT_BBM, 0 to 3, unless it is that of the identification register.
+    pub bbm: Option<u8>,
 }
 
 /// Functions that increment the invalidation sequence, in different versions. The first one that a
@@ -222,13 +221,12 @@ pub struct Hypervisor {
     pub functions: Vec<ObservedFunction>,
     /// Functions that the kernel lacks.
     pub missing: Vec<&'static str>,
-    watches_kernel: bool,
-    pub kernel_bbm: Option<u8>,
+    pub checked: KernelCheck,
 }
 
 impl Hypervisor {
     /// Returns KVM of a kernel with this version and code.
-    pub fn new(version: LinuxVersion, code: Code<'_>, kernel: KernelCheck) -> Self {
+    pub fn new(version: LinuxVersion, code: Code<'_>, checked: KernelCheck) -> Self {
         let version = (version.major, version.minor);
         let mut rows = GENERATIONS.iter().rev();
         let generation = rows.find(|row| row.since <= version).unwrap_or(&GENERATIONS[0]);
@@ -236,11 +234,7 @@ impl Hypervisor {
         let mut functions: Vec<ObservedFunction> = Vec::new();
         let mut missing: Vec<&Hook> = Vec::new();
         let applies = |hook: &&Hook| (hook.versions.0..hook.versions.1).contains(&version);
-        let (watches_kernel, kernel_bbm) = match kernel {
-            KernelCheck::None => (false, None),
-            KernelCheck::Stage1(bbm) => (true, bbm),
-        };
-        let of_kernel = KERNEL_HOOKS.iter().filter(|_| watches_kernel);
+        let of_kernel = KERNEL_HOOKS.iter().filter(|_| checked.stage1);
         // Before 5.13 free_pages() has both uses.
         let is_known = |hook: &&Hook| !(version < (5, 13) && hook.symbol == "free_pages");
         for hook in HOOKS.iter().filter(applies).chain(of_kernel.filter(is_known)) {
@@ -275,14 +269,14 @@ impl Hypervisor {
         // Another version has the function by another name.
         missing.retain(|hook| functions.iter().all(|found| found.used_for != hook.used_for));
         let missing = missing.into_iter().map(|hook| hook.symbol).collect();
-        Self { generation, functions, missing, watches_kernel, kernel_bbm }
+        Self { generation, functions, missing, checked }
     }
 
     /// Returns the arguments of the plugin that report these functions, each after a comma.
     pub fn plugin_arguments(&self) -> String {
         // SP_EL0 points at the current task.
         let mut arguments = ",threads=on".to_owned();
-        if self.watches_kernel {
+        if self.checked.stage1 {
             arguments += ",stage1=on";
         }
         for ObservedFunction { number, start, end, cold, used_for, .. } in &self.functions {
@@ -351,7 +345,7 @@ mod tests {
     fn hypervisor(version: &str) -> Hypervisor {
         let symbols = SymbolTable::parse(MAP);
         let code = Code { symbols: &symbols, image: &[] };
-        Hypervisor::new(version.parse().unwrap(), code, KernelCheck::None)
+        Hypervisor::new(version.parse().unwrap(), code, KernelCheck::default())
     }
 
     #[test]
@@ -403,7 +397,7 @@ mod tests {
         let hypervisor = Hypervisor::new(
             "7.3".parse().unwrap(),
             Code { symbols: &symbols, image: &image },
-            KernelCheck::None,
+            KernelCheck::default(),
         );
 
         let changes = Use::Role(Role::ChangeSequence);
@@ -423,7 +417,7 @@ mod tests {
             let image: Vec<_> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
             let code = Code { symbols: &symbols, image: &image };
 
-            let hypervisor = Hypervisor::new("6.1".parse().unwrap(), code, KernelCheck::None);
+            let hypervisor = Hypervisor::new("6.1".parse().unwrap(), code, KernelCheck::default());
 
             let reads = hypervisor.functions.iter().filter(|one| one.used_for == READS_SEQUENCE);
             let reads: Vec<_> = reads.map(|one| (one.number, one.start)).collect();

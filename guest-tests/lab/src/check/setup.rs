@@ -42,9 +42,9 @@ pub struct Setup {
     lock: Lock,
     /// Mask and value of a locked entry.
     locked_entry: Option<(u64, u64)>,
-    /// Level of FEAT_BBM at stage 1, unless it is that of the identification register.
+    /// Level of FEAT_BBM, unless it is that of the identification register.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    kernel_bbm: Option<u8>,
+    bbm: Option<u8>,
     /// Functions by their numbers in the trace.
     functions: BTreeMap<u16, Function>,
     /// Observed functions that the kernel lacks.
@@ -156,7 +156,7 @@ impl Setup {
                 LockType::ReaderWriter => Lock::ReaderWriter,
             },
             locked_entry: hypervisor.generation.locked_entry,
-            kernel_bbm: hypervisor.kernel_bbm,
+            bbm: hypervisor.checked.bbm,
             functions: functions.collect(),
             missing: hypervisor.missing.iter().map(|name| (*name).to_owned()).collect(),
             unapplied: Vec::new(),
@@ -181,7 +181,7 @@ impl Setup {
             memory: hardware.memory,
             lock: Lock::Spinlock,
             locked_entry: None,
-            kernel_bbm: None,
+            bbm: None,
             functions: functions.collect(),
             missing: Vec::new(),
             unapplied: Vec::new(),
@@ -242,7 +242,7 @@ impl Setup {
             cpus: self.cpus,
             memory: (PhysAddr(MEMORY_START), self.memory.0),
             hypervisor: self.hypervisor(),
-            kernel_bbm: self.kernel_bbm,
+            bbm: self.bbm,
             disabled_rules: Rule::ALL.iter().filter(is_disabled).copied().collect::<BTreeSet<_>>(),
         }
     }
@@ -267,7 +267,7 @@ pub mod tests {
         let linux: LinuxVersion = "5.10".parse().unwrap();
         let symbols = SymbolTable::parse(map);
         let hypervisor =
-            Hypervisor::new(linux, Code { symbols: &symbols, image: &[] }, KernelCheck::None);
+            Hypervisor::new(linux, Code { symbols: &symbols, image: &[] }, KernelCheck::default());
         let hardware = Hardware { cpu: "neoverse-n1", cpus: 2, memory: Bytes::gib(1) };
         Setup::new(linux, &hypervisor, hardware)
     }

@@ -74,10 +74,9 @@ pub struct CheckOptions {
     #[arg(long)]
     #[serde(default)]
     pub(crate) stage1: bool,
-    /// Level of FEAT_BBM of the CPUs at stage 1, if it is not that of their identification register: 3
-    /// if they take no TLB conflict aborts
-    #[arg(long, value_name = "LEVEL", requires = "stage1",
-          value_parser = clap::value_parser!(u8).range(0..=3))]
+    /// Level of FEAT_BBM of the CPUs, if it is not that of their identification register: 3 if they take no
+    /// TLB conflict aborts
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=3))]
     #[serde(default)]
     pub(crate) bbm: Option<u8>,
     #[command(flatten)]
@@ -85,9 +84,9 @@ pub struct CheckOptions {
 }
 
 impl CheckOptions {
-    /// Returns the check of the kernel's own tables.
+    /// Returns what is checked in a kernel.
     pub(crate) const fn kernel(&self) -> KernelCheck {
-        if self.stage1 { KernelCheck::Stage1(self.bbm) } else { KernelCheck::None }
+        KernelCheck { stage1: self.stage1, bbm: self.bbm }
     }
 }
 

@@ -22,8 +22,7 @@ impl Observer {
         let kernel = &mut self.kernel;
         match &event.action {
             MachineAction::SetKernelRoot(level, root) => {
-                let bbm = self.machine.kernel_bbm.unwrap_or(self.features.bbm);
-                kernel.select_root(cpu, (*level, *root), bbm);
+                self.kernel.select_root(cpu, (*level, *root), self.features().bbm);
             }
             MachineAction::SetKernelTcr(value) => kernel.set_tcr(cpu, *value),
             MachineAction::SetKernelMair(value) => kernel.set_mair(*value),

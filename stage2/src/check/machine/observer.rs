@@ -42,8 +42,8 @@ pub struct Machine {
     pub hypervisor: Hypervisor,
     /// Rules that are not applied.
     pub disabled_rules: BTreeSet<Rule>,
-    /// The level of FEAT_BBM of all CPUs at stage 1, 0 to 3, unless it is that of ID_AA64MMFR2_EL1.
-    pub kernel_bbm: Option<u8>,
+    /// The level of FEAT_BBM of all CPUs, 0 to 3, unless it is that of ID_AA64MMFR2_EL1.
+    pub bbm: Option<u8>,
 }
 
 /// Numbers that describe what an observer has seen.
@@ -127,8 +127,8 @@ impl Observer {
     }
 
     /// Returns the features of the machine's CPUs, without FEAT_S2FWB.
-    pub const fn features(&self) -> Features {
-        self.features
+    pub fn features(&self) -> Features {
+        Features { bbm: self.machine.bbm.unwrap_or(self.features.bbm), ..self.features }
     }
 
     /// Returns what has been seen.

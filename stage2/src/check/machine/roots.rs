@@ -39,7 +39,7 @@ impl Observer {
     }
 
     fn add_guest(&mut self, cpu: u8, root: PhysAddr, geometry: Geometry) {
-        let mut guest = Guest::new(root, geometry, self.features, self.machine.cpus);
+        let mut guest = Guest::new(root, geometry, self.features(), self.machine.cpus);
         if self.machine.hypervisor.locked_entry.is_none() {
             guest.checker.share_plain_relaxations();
         }
