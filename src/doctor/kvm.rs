@@ -28,7 +28,7 @@ pub fn checks() -> Vec<Check> {
             let pools =
                 pages.hugetlb.iter().map(|&page| hugetlb_check(page, pages.hugetlb_pool(page)));
             checks.extend(pools);
-            checks.push(thp_check(pages.thp, Path::new("/sys")));
+            checks.push(thp_check(&pages.transparent, Path::new("/sys")));
         }
         Err(error) => checks.push(check("huge pages", Status::Warn, error_text(&error))),
     }
@@ -114,16 +114,19 @@ fn hugetlb_check(page: Bytes, pool: Result<HugetlbPool, MemoryError>) -> Check {
     }
 }
 
-fn thp_check(size: Option<Bytes>, sysfs: &Path) -> Check {
+fn thp_check(sizes: &[Bytes], sysfs: &Path) -> Check {
     let folder = sysfs.join("kernel/mm/transparent_hugepage");
     let mode = |file: &str| {
         let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
         selected_word(&text).unwrap_or("unknown").to_owned()
     };
     let found = format!("{}, defrag {}", mode("enabled"), mode("defrag"));
-    match size {
-        Some(size) => check("THP", Status::Ok, format!("pages of {size}, {found}")),
-        None => check("THP", Status::Warn, found).with_remedy(
+    match sizes {
+        [_, ..] => {
+            let sizes: Vec<_> = sizes.iter().map(Bytes::to_string).collect();
+            check("THP", Status::Ok, format!("pages of {}, {found}", sizes.join(" and ")))
+        }
+        [] => check("THP", Status::Warn, found).with_remedy(
             "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (a kernel without \
              the file lacks CONFIG_TRANSPARENT_HUGEPAGE)",
         ),
@@ -182,8 +185,8 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("enabled"), "always madvise [never]\n").unwrap();
 
-        let off = thp_check(None, root.path());
-        let on = thp_check(Some(Bytes::mib(2)), root.path());
+        let off = thp_check(&[], root.path());
+        let on = thp_check(&[Bytes::mib(2)], root.path());
 
         assert_eq!((off.status, off.found.as_str()), (Status::Warn, "never, defrag unknown"));
         assert_eq!(on.found, "pages of 2M, never, defrag unknown");

@@ -56,7 +56,7 @@ fn shared_backing(backing: Backing) -> Result<Backing, String> {
     match backing {
         Backing::Anonymous | Backing::Shmem => Ok(Backing::Shmem),
         Backing::AnonymousHugetlb(None) | Backing::SharedHugetlb => Ok(Backing::SharedHugetlb),
-        Backing::AnonymousThp => Err(
+        Backing::AnonymousThp | Backing::AnonymousMthp(_) => Err(
             "shared=on: shared memory has transparent huge pages on some hosts only: remove shared=on, \
              or use backing=shared_hugetlb"
                 .to_owned(),

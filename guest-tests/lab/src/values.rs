@@ -285,7 +285,7 @@ impl PageSize {
             Backing::AnonymousThp | Backing::AnonymousHugetlb(None) | Backing::SharedHugetlb => {
                 self.huge_page()
             }
-            Backing::AnonymousHugetlb(Some(size)) => size,
+            Backing::AnonymousHugetlb(Some(size)) | Backing::AnonymousMthp(size) => size,
         }
     }
 

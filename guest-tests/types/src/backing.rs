@@ -21,8 +21,11 @@ pub enum Backing {
     /// Private anonymous memory without transparent huge pages.
     #[default]
     Anonymous,
-    /// Private anonymous memory with transparent huge pages.
+    /// Private anonymous memory with transparent huge pages of a block.
     AnonymousThp,
+    /// Private anonymous memory with transparent huge pages of the given size, smaller than a block
+    /// (mTHP, Linux 6.8).
+    AnonymousMthp(Bytes),
     /// Private hugetlb pages of the given size, or of the host's default size (`None`).
     AnonymousHugetlb(Option<Bytes>),
     /// Shared memory (memfd) of base pages.
@@ -33,6 +36,9 @@ pub enum Backing {
 
 /// Prefix of the names of hugetlb backings with a size.
 const SIZED_HUGETLB_PREFIX: &str = "anonymous_hugetlb_";
+
+/// Prefix of the names of backings with transparent huge pages smaller than a block.
+const MTHP_PREFIX: &str = "anonymous_mthp_";
 
 impl Backing {
     /// Backings without a size in their name, in the order of the help text.
@@ -49,6 +55,7 @@ impl Backing {
         ("base", Self::Anonymous),
         ("4k", Self::Anonymous),
         ("thp", Self::AnonymousThp),
+        ("mthp", Self::AnonymousMthp(Bytes::kib(64))),
         ("2m", Self::AnonymousHugetlb(Some(Bytes::mib(2)))),
         ("32m", Self::AnonymousHugetlb(Some(Bytes::mib(32)))),
         ("512m", Self::AnonymousHugetlb(Some(Bytes::mib(512)))),
@@ -61,10 +68,8 @@ impl Backing {
             Self::Anonymous => "anonymous".into(),
             Self::AnonymousThp => "anonymous_thp".into(),
             Self::AnonymousHugetlb(None) => "anonymous_hugetlb".into(),
-            Self::AnonymousHugetlb(Some(size)) => {
-                let size = size.to_string().to_lowercase();
-                format!("{SIZED_HUGETLB_PREFIX}{size}b").into()
-            }
+            Self::AnonymousHugetlb(Some(size)) => sized_name(SIZED_HUGETLB_PREFIX, size).into(),
+            Self::AnonymousMthp(size) => sized_name(MTHP_PREFIX, size).into(),
             Self::Shmem => "shmem".into(),
             Self::SharedHugetlb => "shared_hugetlb".into(),
         }
@@ -75,11 +80,23 @@ impl Backing {
     pub fn all_names() -> String {
         let mut names: Vec<String> = Self::WITHOUT_SIZE.iter().map(Self::to_string).collect();
         names.push(format!("{SIZED_HUGETLB_PREFIX}SIZE (64kb, 2mb, 1gb)"));
+        names.push(format!("{MTHP_PREFIX}SIZE (64kb)"));
         let aliases = Self::ALIASES.iter();
         let aliases: Vec<String> =
             aliases.map(|(alias, backing)| format!("{alias} = {backing}")).collect();
         format!("{}; short: {}", names.join(", "), aliases.join(", "))
     }
+}
+
+fn sized_name(prefix: &str, size: Bytes) -> String {
+    format!("{prefix}{}b", size.to_string().to_lowercase())
+}
+
+/// Returns the size in a name with a prefix.
+fn size_in_name(text: &str, prefix: &str) -> Option<Bytes> {
+    let size = text.strip_prefix(prefix)?.strip_suffix('b')?;
+    let has_unit = size.ends_with(['k', 'm', 'g']);
+    size.parse().ok().filter(|size: &Bytes| has_unit && size.0.is_power_of_two())
 }
 
 /// Error returned when a text does not name a backing.
@@ -97,11 +114,9 @@ impl FromStr for Backing {
             .find(|backing| backing.name() == text)
             .or_else(|| Some(aliases.find(|(alias, _)| *alias == text)?.1))
             .or_else(|| {
-                let size = text.strip_prefix(SIZED_HUGETLB_PREFIX)?.strip_suffix('b')?;
-                let has_unit = size.ends_with(['k', 'm', 'g']);
-                let size: Bytes = size.parse().ok().filter(|_| has_unit)?;
-                size.0.is_power_of_two().then_some(Self::AnonymousHugetlb(Some(size)))
+                Some(Self::AnonymousHugetlb(Some(size_in_name(text, SIZED_HUGETLB_PREFIX)?)))
             })
+            .or_else(|| Some(Self::AnonymousMthp(size_in_name(text, MTHP_PREFIX)?)))
             .ok_or_else(|| ParseBackingError(text.to_owned()))
     }
 }
@@ -133,7 +148,8 @@ mod tests {
     fn every_name_is_parsed_and_printed() {
         let unsized_names = Backing::WITHOUT_SIZE.iter().map(|backing| backing.to_string());
         let sized = ["64kb", "2mb", "1gb"].map(|size| format!("anonymous_hugetlb_{size}"));
-        for name in unsized_names.chain(sized) {
+        let mthp = ["anonymous_mthp_64kb".to_owned()];
+        for name in unsized_names.chain(sized).chain(mthp) {
             assert_eq!(name.parse::<Backing>().unwrap().to_string(), name);
         }
     }
@@ -144,6 +160,7 @@ mod tests {
             ("base", "anonymous"),
             ("4k", "anonymous"),
             ("thp", "anonymous_thp"),
+            ("mthp", "anonymous_mthp_64kb"),
             ("2m", "anonymous_hugetlb_2mb"),
             ("32m", "anonymous_hugetlb_32mb"),
             ("512m", "anonymous_hugetlb_512mb"),

@@ -10,7 +10,7 @@ use granule_types::{
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
 
 use super::{
-    BackingPlan, HostPages, MemoryError, PageType, Residency, block_size, mapping::Mapping,
+    BackingPlan, HostPages, MemoryError, PageType, Residency, block_size, mapping::Mapping, pagemap,
 };
 
 /// A region of guest memory.
@@ -104,14 +104,25 @@ impl GuestRam {
 
     /// Checks that all resident pages have the requested type. Returns their bytes by page size.
     pub fn checked_resident_pages(&self) -> Result<ResidentPages, MemoryError> {
-        let residency = Residency::of_range(self.host_range())?;
+        let residency = self.residency()?;
         self.plan().check_residency(&residency)?;
         Ok(self.sum_by_page_size(&residency))
     }
 
     /// Returns the resident bytes by page size, without checking the pages.
     pub fn resident_pages(&self) -> Result<ResidentPages, MemoryError> {
-        Ok(self.sum_by_page_size(&Residency::of_range(self.host_range())?))
+        Ok(self.sum_by_page_size(&self.residency()?))
+    }
+
+    fn residency(&self) -> Result<Residency, MemoryError> {
+        let residency = Residency::of_range(self.host_range())?;
+        let PageType::SmallTransparent(size) = self.plan().page_type() else {
+            return Ok(residency);
+        };
+        let base = self.plan().base_page_size();
+        let bytes = pagemap::bytes_in_pages(&self.host_range(), base, size)?;
+        // A page of a block consists of smaller ones.
+        Ok(residency.with_small_thp(Bytes(bytes.0.saturating_sub(residency.thp.0))))
     }
 
     /// Collapses small pages into huge pages where the kernel can, for example after a partial
@@ -131,6 +142,7 @@ impl GuestRam {
         let base = self.plan().base_page_size();
         let parts = [
             (base, residency.base_pages),
+            (self.plan().page_size(), residency.small_thp),
             (block_size(base), residency.thp),
             (residency.kernel_page_size, residency.hugetlb),
         ];

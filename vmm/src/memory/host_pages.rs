@@ -15,8 +15,8 @@ use super::{MemoryError, kib_field};
 pub struct HostPages {
     /// Base page size.
     pub base_page_size: Bytes,
-    /// Transparent huge page size, if THP is enabled.
-    pub thp: Option<Bytes>,
+    /// Sizes of the transparent huge pages that advised memory gets, smallest first.
+    pub transparent: Vec<Bytes>,
     /// Hugetlb page sizes, smallest first.
     pub hugetlb: Vec<Bytes>,
     /// Default hugetlb page size.
@@ -63,11 +63,9 @@ impl HostPages {
             Err(source) => return Err(MemoryError::Read { path: folder, source }),
         }
         hugetlb.sort_unstable();
-        let enabled = fs::read_to_string(sysfs.join("kernel/mm/transparent_hugepage/enabled"));
-        let thp_on = enabled.is_ok_and(|text| !text.contains("[never]"));
         Ok(Self {
             base_page_size: base,
-            thp: thp_on.then(|| block_size(base)),
+            transparent: transparent_sizes(base, &sysfs.join("kernel/mm/transparent_hugepage")),
             hugetlb,
             default_hugetlb: kib_field(meminfo, "Hugepagesize"),
             sysfs: sysfs.to_owned(),
@@ -145,6 +143,28 @@ impl HostPages {
     }
 }
 
+/// Returns the sizes of the transparent huge pages that advised memory gets, smallest first, by the settings
+/// in a folder. Before Linux 6.8 the block is the only size.
+fn transparent_sizes(base: Bytes, folder: &Path) -> Vec<Bytes> {
+    let mode = |file: &Path| fs::read_to_string(file).unwrap_or_default();
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let is_on = |text: &str| ["[always]", "[madvise]"].iter().any(|mode| text.contains(mode));
+    let inherited = is_on(&mode(&folder.join("enabled")));
+    let mut sizes = vec![(block_size(base), inherited)];
+    for entry in entries.flatten() {
+        let Some(size) = entry.file_name().to_str().and_then(parse_hugepage_folder) else {
+            continue;
+        };
+        let own = mode(&entry.path().join("enabled"));
+        sizes.retain(|(known, _)| *known != size);
+        sizes.push((size, is_on(&own) || (inherited && own.contains("[inherit]"))));
+    }
+    let mut sizes: Vec<Bytes> =
+        sizes.into_iter().filter(|(_, is_on)| *is_on).map(|(size, _)| size).collect();
+    sizes.sort_unstable();
+    sizes
+}
+
 /// Parses the page size in a folder name such as `hugepages-2048kB`.
 fn parse_hugepage_folder(name: &str) -> Option<Bytes> {
     let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
@@ -218,10 +238,32 @@ mod tests {
         let enabled = ("always [madvise] never", Some(Bytes::mib(2)));
         for (setting, thp) in [enabled, ("always madvise [never]", None)] {
             let (_root, pages) = host(setting, [0; 5]);
+            let thp = Vec::from_iter(thp);
 
             assert_eq!(pages.hugetlb, [Bytes::mib(2), Bytes::gib(1)]);
             assert_eq!(pages.default_hugetlb, Some(Bytes::mib(2)));
-            assert_eq!(pages.thp, thp);
+            assert_eq!(pages.transparent, thp);
+        }
+    }
+
+    #[test]
+    fn each_size_of_transparent_pages_has_its_mode() {
+        for (all, block, small, sizes) in [
+            ("[madvise]", "[inherit]", "[madvise]", vec![Bytes::kib(64), Bytes::mib(2)]),
+            ("[madvise]", "[inherit]", "[never]", vec![Bytes::mib(2)]),
+            ("[madvise]", "[never]", "[inherit]", vec![Bytes::kib(64)]),
+            ("[never]", "[inherit]", "[always]", vec![Bytes::kib(64)]),
+        ] {
+            let (root, _) = host(all, [0; 5]);
+            for (folder, mode) in [("hugepages-2048kB", block), ("hugepages-64kB", small)] {
+                let folder = root.path().join("kernel/mm/transparent_hugepage").join(folder);
+                fs::create_dir_all(&folder).unwrap();
+                fs::write(folder.join("enabled"), mode).unwrap();
+            }
+
+            let pages = HostPages::from_files(Bytes::kib(4), root.path(), "").unwrap();
+
+            assert_eq!(pages.transparent, sizes);
         }
     }
 

@@ -19,6 +19,7 @@
 mod guest_ram;
 mod host_pages;
 mod mapping;
+mod pagemap;
 mod plan;
 mod residency;
 

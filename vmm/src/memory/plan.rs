@@ -4,7 +4,7 @@
 
 use granule_types::{backing::Backing, units::Bytes};
 
-use super::{HostPages, MemoryError, residency::Residency};
+use super::{HostPages, MemoryError, host_pages::block_size, residency::Residency};
 
 /// Plan of a backing on one host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,8 +22,10 @@ pub struct BackingPlan {
 pub(super) enum PageType {
     /// Base pages only.
     Base,
-    /// Transparent huge pages.
+    /// Transparent huge pages of a block.
     Transparent,
+    /// Transparent huge pages smaller than a block.
+    SmallTransparent(Bytes),
     /// Hugetlb pages.
     Hugetlb,
 }
@@ -34,18 +36,49 @@ impl BackingPlan {
         let (page_type, is_shared) = match backing {
             Backing::Anonymous => (PageType::Base, false),
             Backing::AnonymousThp => (PageType::Transparent, false),
+            Backing::AnonymousMthp(size) => (PageType::SmallTransparent(size), false),
             Backing::AnonymousHugetlb(_) => (PageType::Hugetlb, false),
             Backing::Shmem => (PageType::Base, true),
             Backing::SharedHugetlb => (PageType::Hugetlb, true),
         };
         let page_size = match page_type {
             PageType::Base => host.base_page_size,
-            PageType::Transparent => host.thp.ok_or_else(|| {
-                MemoryError::Unavailable(format!(
-                    "{backing} needs transparent huge pages, which are disabled on this host: \
-                     write 'madvise' to /sys/kernel/mm/transparent_hugepage/enabled"
-                ))
-            })?,
+            PageType::Transparent => {
+                let size = block_size(host.base_page_size);
+                let size = Some(size).filter(|size| host.transparent.contains(size));
+                size.ok_or_else(|| {
+                    MemoryError::Unavailable(format!(
+                        "{backing} needs transparent huge pages, which are disabled on this host: \
+                         write 'madvise' to /sys/kernel/mm/transparent_hugepage/enabled"
+                    ))
+                })?
+            }
+            // The kernel takes the largest size that is enabled.
+            PageType::SmallTransparent(size) => {
+                let file = |size: Bytes| {
+                    let kib = size.0 >> 10;
+                    format!("/sys/kernel/mm/transparent_hugepage/hugepages-{kib}kB/enabled")
+                };
+                let remedy = match host.transparent.last() {
+                    Some(largest) if *largest == size => None,
+                    Some(larger) if *larger > size => Some(format!(
+                        "of {size}, and the host also has larger ones: write 'never' to {}",
+                        file(*larger)
+                    )),
+                    _ => Some(format!(
+                        "of {size}, which are disabled on this host: write 'madvise' to {} (Linux \
+                         6.8 or newer)",
+                        file(size)
+                    )),
+                };
+                match remedy {
+                    None => size,
+                    Some(remedy) => {
+                        let text = format!("{backing} needs transparent huge pages {remedy}");
+                        return Err(MemoryError::Unavailable(text));
+                    }
+                }
+            }
             PageType::Hugetlb => {
                 let size = match backing {
                     Backing::AnonymousHugetlb(Some(size)) => Some(size),
@@ -124,7 +157,7 @@ impl BackingPlan {
     pub(super) const fn advice(&self) -> Option<i32> {
         match self.page_type {
             PageType::Base => Some(libc::MADV_NOHUGEPAGE),
-            PageType::Transparent => Some(libc::MADV_HUGEPAGE),
+            PageType::Transparent | PageType::SmallTransparent(_) => Some(libc::MADV_HUGEPAGE),
             PageType::Hugetlb => None,
         }
     }
@@ -158,6 +191,17 @@ impl BackingPlan {
                 "the kernel ignored MADV_NOHUGEPAGE; \
                  see /sys/kernel/mm/transparent_hugepage",
             ),
+            PageType::SmallTransparent(_) if thp.0 > 0 => wrong_pages(
+                thp,
+                "pages of a block",
+                "see hugepages-*/enabled in /sys/kernel/mm/transparent_hugepage",
+            ),
+            PageType::SmallTransparent(_) if base_pages.0 > 0 => wrong_pages(
+                base_pages,
+                "base pages",
+                "populate the memory beforehand (bench --prefault, run --memory …,prefault=on): a first \
+                 read maps a base page",
+            ),
             PageType::Transparent if base_pages.0 > 0 => wrong_pages(
                 base_pages,
                 "small pages",
@@ -187,7 +231,7 @@ mod tests {
 
     fn host() -> HostPages {
         let mut host = HostPages::from_files(Bytes::kib(4), Path::new("/nonexistent"), "").unwrap();
-        host.thp = Some(Bytes::mib(2));
+        host.transparent = vec![Bytes::mib(2)];
         host.hugetlb = vec![Bytes::kib(64), Bytes::mib(2), Bytes::gib(1)];
         host.default_hugetlb = Some(Bytes::mib(2));
         host
@@ -198,7 +242,7 @@ mod tests {
     }
 
     fn residency(kernel_page: Bytes, base_pages: Bytes, thp: Bytes, hugetlb: Bytes) -> Residency {
-        Residency { kernel_page_size: kernel_page, base_pages, thp, hugetlb }
+        Residency { kernel_page_size: kernel_page, base_pages, small_thp: Bytes(0), thp, hugetlb }
     }
 
     #[test]
@@ -228,8 +272,18 @@ mod tests {
     #[test]
     fn pages_that_the_host_lacks_are_refused() {
         let mut bare = host();
-        (bare.thp, bare.default_hugetlb) = (None, None);
+        (bare.transparent, bare.default_hugetlb) = (Vec::new(), None);
+        let mut small = host();
+        small.transparent = vec![Bytes::kib(64)];
+        assert!(BackingPlan::new(Backing::AnonymousMthp(Bytes::kib(64)), &small).is_ok());
         for (name, host, why) in [
+            ("anonymous_mthp_64kb", bare.clone(), "hugepages-64kB/enabled (Linux 6.8 or newer)"),
+            (
+                "anonymous_mthp_64kb",
+                host(),
+                "write 'never' to /sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled",
+            ),
+            ("anonymous_thp", small, "transparent_hugepage/enabled"),
             ("anonymous_hugetlb_32mb", host(), "it offers 64K, 2M, 1G"),
             ("anonymous_thp", bare.clone(), "transparent_hugepage/enabled"),
             ("anonymous_hugetlb", bare.clone(), "it offers 64K, 2M, 1G"),

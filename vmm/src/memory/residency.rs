@@ -5,7 +5,8 @@
 //! head line `start-end perms offset device inode path` and one line per field, `Name: number kB`.
 //! `Rss` counts small and transparent huge pages without hugetlb; `AnonHugePages`, `ShmemPmdMapped`
 //! and `FilePmdMapped` count the part of `Rss` that is mapped as huge pages. No field counts the
-//! huge zero page.
+//! huge zero page, and none transparent huge pages smaller than a block, which [`pagemap`](super::pagemap)
+//! finds.
 
 use std::{fs, ops::Range, path::PathBuf};
 
@@ -20,7 +21,9 @@ pub struct Residency {
     pub kernel_page_size: Bytes,
     /// Bytes in base pages.
     pub base_pages: Bytes,
-    /// Bytes in transparent huge pages.
+    /// Bytes in transparent huge pages smaller than a block, if they were looked for.
+    pub small_thp: Bytes,
+    /// Bytes in transparent huge pages of a block.
     pub thp: Bytes,
     /// Bytes in hugetlb pages.
     pub hugetlb: Bytes,
@@ -29,7 +32,7 @@ pub struct Residency {
 impl Residency {
     /// Returns the bytes in resident pages of all types.
     pub const fn total(&self) -> Bytes {
-        Bytes(self.base_pages.0 + self.thp.0 + self.hugetlb.0)
+        Bytes(self.base_pages.0 + self.small_thp.0 + self.thp.0 + self.hugetlb.0)
     }
 
     /// Reads the resident pages of `range`, which consists of whole mappings of this process.
@@ -39,6 +42,12 @@ impl Residency {
             Ok(text) => Self::parse(&text, range),
             Err(source) => Err(MemoryError::Read { path, source }),
         }
+    }
+
+    /// Distinguishes base pages from transparent huge pages of a size, of which these are bytes.
+    pub fn with_small_thp(self, small_thp: Bytes) -> Self {
+        let base_pages = Bytes(self.base_pages.0.saturating_sub(small_thp.0));
+        Self { base_pages, small_thp, ..self }
     }
 
     /// Returns the resident bytes of this process outside of `ranges`, without hugetlb, or `None`
@@ -84,6 +93,7 @@ impl Residency {
         Ok(Self {
             kernel_page_size: Bytes(kernel_page_size),
             base_pages: Bytes(rss.saturating_sub(huge)),
+            small_thp: Bytes(0),
             thp: Bytes(huge),
             hugetlb: Bytes(hugetlb),
         })
@@ -168,7 +178,7 @@ Private_Hugetlb:    8192 kB
             let residency = Residency::parse(SMAPS, range).unwrap();
 
             let expected = [kernel_page_size, base_pages, thp, hugetlb].map(Bytes);
-            let Residency { kernel_page_size, base_pages, thp, hugetlb } = residency;
+            let Residency { kernel_page_size, base_pages, thp, hugetlb, .. } = residency;
             assert_eq!([kernel_page_size, base_pages, thp, hugetlb], expected);
         }
         assert_eq!(kib_field(SMAPS, "Private_Hugetlb"), Some(Bytes::mib(8)));

@@ -107,7 +107,8 @@ fn page_table_test(
     let name = format!("{backing}-{memory}-{vcpus}v-seed{seed}");
     let machine = (vcpus.max(2), host_memory(memory, &pools));
     let mut planned = PlannedJob::new(host, name, machine, argv, pools);
-    planned.job.settings = sysfs_settings(backing, is_kernel_test || matrix.huge_zero_page);
+    planned.job.settings =
+        sysfs_settings(host.page_size, backing, is_kernel_test || matrix.huge_zero_page);
     planned.job.seed = seed;
     planned.job.has_unmarked_program = is_kernel_test;
     planned.kernel_test = program.map(|(path, _)| path.clone());

@@ -144,7 +144,7 @@ pub fn run_guest(
     let host_memory = Bytes(host_memory(memory, &pools).0 + guest.memory_of_files().0);
     let machine = (vcpus.max(2), host_memory);
     let mut planned = PlannedJob::new(host, name, machine, argv.collect(), pools);
-    planned.job.settings = sysfs_settings(backing, false);
+    planned.job.settings = sysfs_settings(host.page_size, backing, false);
     planned.job.seed = seed;
     planned.job.expect = guest.script.clone();
     planned.guest = Some(guest);
@@ -161,14 +161,22 @@ pub fn memory_and_pools(host: Host<'_>, backing: Backing, size: Bytes) -> (Bytes
 
 /// Returns the sysfs settings for a backing. Unless `zero_page`, disables the huge zero page: if a
 /// read maps it, the first write allocates small pages.
-pub fn sysfs_settings(backing: Backing, zero_page: bool) -> BTreeMap<String, String> {
-    match (backing, zero_page) {
-        (Backing::AnonymousThp, false) => {
-            let file = "/sys/kernel/mm/transparent_hugepage/use_zero_page";
-            [(file.to_owned(), "0".to_owned())].into()
-        }
-        _ => BTreeMap::new(),
+pub fn sysfs_settings(
+    page_size: PageSize,
+    backing: Backing,
+    zero_page: bool,
+) -> BTreeMap<String, String> {
+    let folder = "/sys/kernel/mm/transparent_hugepage";
+    let mode_of = |size: Bytes| format!("{folder}/hugepages-{}kB/enabled", size.0 >> 10);
+    let mut settings = BTreeMap::new();
+    if let Backing::AnonymousMthp(size) = backing {
+        settings.insert(mode_of(size), "madvise".to_owned());
+        settings.insert(mode_of(page_size.huge_page()), "never".to_owned());
     }
+    if matches!(backing, Backing::AnonymousThp | Backing::AnonymousMthp(_)) && !zero_page {
+        settings.insert(format!("{folder}/use_zero_page"), "0".to_owned());
+    }
+    settings
 }
 
 /// Returns the host memory for a region and its pools: one additional gigabyte, and another one for

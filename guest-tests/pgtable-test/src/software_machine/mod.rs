@@ -124,7 +124,9 @@ fn backing_page_size(backing: Backing) -> Result<u64, SoftwareMachineError> {
         Backing::AnonymousHugetlb(Some(size)) if size == Bytes::mib(2) || size == Bytes::gib(1) => {
             Ok(size.0)
         }
-        Backing::AnonymousHugetlb(_) => Err(SoftwareMachineError::UnsupportedBacking(backing)),
+        Backing::AnonymousHugetlb(_) | Backing::AnonymousMthp(_) => {
+            Err(SoftwareMachineError::UnsupportedBacking(backing))
+        }
     }
 }
 
