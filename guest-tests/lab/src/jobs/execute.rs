@@ -39,7 +39,7 @@ use crate::{
         guest::LinuxGuest,
         matrix::{self, PlannedJob},
         observed_kernel::ObservedKernel,
-        outcome::{JobError, JobOutcome, find_oops, find_splat},
+        outcome::{JobError, JobOutcome, find_oops, find_splat, find_unknown_parameter},
         outcome_file::{Failure, OutcomeFile},
     },
     kernel::{Kernel, image::function_address},
@@ -333,6 +333,9 @@ impl Executor {
             && boot.rodata != Rodata::Full
         {
             return Err(JobError::UnknownRodata(boot.rodata));
+        }
+        if let Some(parameter) = find_unknown_parameter(&text, &job.kernel_parameters) {
+            return Err(JobError::UnknownParameter(parameter));
         }
         let splat_if_fatal = || find_splat(&text).filter(|_| self.fails_on_splat);
         if let Some((event, splat)) = find_oops(&text)

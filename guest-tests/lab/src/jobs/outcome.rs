@@ -42,6 +42,10 @@ pub enum JobError {
     Splat { event: &'static str, console: PathBuf, splat: String },
     #[error("the kernel has no rodata={0}: set another --rodata")]
     UnknownRodata(Rodata),
+    #[error(
+        "the kernel does not know its parameter {0}: its configuration lacks the feature, or --append is wrong"
+    )]
+    UnknownParameter(String),
     #[error("the host ended without a report of PID 1; console: {console}\n{tail}")]
     NoReport { console: PathBuf, tail: String },
     #[error("cannot read the report of PID 1; console: {console}")]
@@ -179,6 +183,15 @@ const SPLAT_MESSAGES: [&str; 14] = [
     "inconsistent lock state",
 ];
 
+/// Returns the first of these kernel parameters that the kernel does not know, as Linux reports since 5.14.
+pub fn find_unknown_parameter(console: &str, parameters: &str) -> Option<String> {
+    let unknown = console.lines().find_map(|line| {
+        line.split_once("Unknown kernel command line parameters \"")?.1.split_once('"')
+    })?;
+    let is_unknown = |parameter: &&str| unknown.0.split_whitespace().any(|word| word == *parameter);
+    parameters.split_whitespace().find(is_unknown).map(str::to_owned)
+}
+
 /// Returns the first oops or panic with the lines after it.
 pub fn find_oops(console: &str) -> Option<String> {
     find_with_context(console, |line| OOPS_MESSAGES.iter().any(|word| line.contains(word)))
@@ -208,6 +221,18 @@ fn find_with_context(console: &str, matches: impl Fn(&str) -> bool) -> Option<St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_parameter_that_the_kernel_does_not_know_is_found() {
+        let console = "[    0.000000] Unknown kernel command line parameters \"skew_tick=1 \
+                       direct_map_pool=2M\", will be passed to user space.\n";
+
+        let find = |parameters| find_unknown_parameter(console, parameters);
+
+        assert_eq!(find("rodata=on direct_map_pool=2M").as_deref(), Some("direct_map_pool=2M"));
+        assert_eq!(find("rodata=on direct_map_pool=4M"), None);
+        assert_eq!(find_unknown_parameter("[    0.0] Booting\n", "a=1"), None);
+    }
 
     #[test]
     fn a_normal_boot_has_no_splat() {

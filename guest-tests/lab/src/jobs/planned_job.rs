@@ -194,12 +194,11 @@ fn gigantic(host: Host<'_>, pools: &HugePagePools) -> impl Iterator<Item = (Byte
     pools.filter(move |(page, _)| *page > host.page_size.huge_page())
 }
 
-/// Returns the kernel parameters that reserve gigantic pages.
+/// Returns the kernel parameters that reserve gigantic pages, and those of the options.
 fn kernel_parameters(host: Host<'_>, pools: &HugePagePools) -> String {
     let default = host.page_size.huge_page();
-    gigantic(host, pools)
-        .map(|(page, count)| {
-            format!("default_hugepagesz={default} hugepagesz={page} hugepages={count}")
-        })
-        .collect()
+    let reserves = gigantic(host, pools).map(|(page, count)| {
+        format!("default_hugepagesz={default} hugepagesz={page} hugepages={count}")
+    });
+    reserves.chain(host.options.append.clone()).collect::<Vec<_>>().join(" ")
 }

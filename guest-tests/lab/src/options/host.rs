@@ -38,6 +38,11 @@ pub struct HostOptions {
     /// Memory of the emulated host [default: the requirement of the job]
     #[arg(long, value_name = "SIZE")]
     pub(crate) host_memory: Option<Bytes>,
+    /// More of the host kernel's command line; a parameter that it does not know is an error from Linux
+    /// 5.14 on
+    #[arg(long, value_name = "TEXT")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) append: Option<String>,
     /// Number of parallel emulators [default: one for each CPU of this machine]; with --executor
     /// slurm, of parallel jobs of each size of memory [default: no limit]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
