@@ -11,6 +11,8 @@ mod bus;
 mod devices;
 mod guest;
 
+use std::io::Cursor;
+
 use granule_types::units::Bytes;
 use granule_vmm::{
     arch::aarch64::boot::{BootLayout, image::Image},
@@ -46,10 +48,11 @@ const MAX_REQUEST_SIZE: usize = (8 << 10) + 1024;
 
 /// Loads a kernel image, with a limit on its unpacked size.
 fn load_image(data: &[u8]) {
-    let Ok(image) = Image::with_limit(data.to_vec(), MAX_IMAGE_SIZE) else {
+    let Ok(image) = Image::with_limit(Cursor::new(data), MAX_IMAGE_SIZE) else {
         return;
     };
-    assert!(image.size.0 >= image.bytes.len() as u64);
+    let length = image.uncompressed.as_ref().map_or(data.len(), Vec::len);
+    assert!(image.size.0 >= length as u64);
     assert!(image.size <= MAX_IMAGE_SIZE && image.text_offset <= MAX_IMAGE_SIZE);
     for memory in [Bytes(4096), Bytes::mib(3), Bytes::mib(128)] {
         let Ok(layout) = BootLayout::new(&image, Some(Bytes(data.len() as u64)), memory) else {

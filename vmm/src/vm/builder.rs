@@ -5,7 +5,7 @@
 //! and its memslots, vCPUs, interrupt controller, devices, boot data and vCPU threads.
 //! [`crate::arch::guest`] implements the architecture-specific part of each step.
 
-use std::{io::Read as _, sync::Arc};
+use std::sync::Arc;
 
 use granule_types::units::Bytes;
 use kvm_ioctls::VmFd;
@@ -42,9 +42,6 @@ use crate::{
     memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions},
     scoped_thread::ScopedThread,
 };
-
-/// Maximum number of bytes read from a kernel file: one more than the size limit of a kernel.
-const KERNEL_READ_LIMIT: u64 = (512 << 20) + 1;
 
 /// Connections of a VM's devices and vCPUs to the rest of the process.
 pub struct VmConnections {
@@ -85,7 +82,8 @@ pub fn build(
 ) -> Result<Vm, VmError> {
     let has_helper = config.stage2_prefault == Some(Stage2Prefault::Background);
     kvm::check_vcpu_count(&files.kvm, config.vcpus.saturating_add(has_helper.into()))?;
-    let image = read_kernel(&files.kernel)?;
+    let name = files.kernel.name.as_str();
+    let image = files.kernel.read(|file| Ok(Image::from_file(file)))?.map_err(failed(name))?;
     let command_line = guest::parse_command_line(&config.command_line)?;
     let initrd_size = files.initrd.as_ref().map(initrd_size).transpose()?;
     let memory =
@@ -129,7 +127,9 @@ pub fn build(
         devices: bus.device_infos().cloned().collect(),
         command_line,
     };
-    guest::write_boot_data(memory.map(), &image, &description, &vcpus, &layout)?;
+    files.kernel.read(|file| {
+        Ok(guest::write_boot_data(memory.map(), (&image, file), &description, &vcpus, &layout))
+    })??;
     let prefault = config
         .stage2_prefault
         .map(|mode| stage2_prefault::start(mode, &vm, &vcpus, &memory))
@@ -199,15 +199,6 @@ pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmErr
         rams.push(ram.map_err(failed(name(index, zone)))?);
     }
     Ok(GuestMemory::new(rams)?)
-}
-
-fn read_kernel(kernel: &BootFile) -> Result<Image, VmError> {
-    let bytes = kernel.read(|file| {
-        let mut bytes = Vec::new();
-        file.take(KERNEL_READ_LIMIT).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    })?;
-    Image::from_file(bytes).map_err(failed(kernel.name.as_str()))
 }
 
 fn initrd_size(initrd: &BootFile) -> Result<Bytes, VmError> {

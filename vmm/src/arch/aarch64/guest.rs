@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Linux guests on arm64: the arm64-specific steps of the VM builder.
 
-use std::{io::Cursor, sync::Arc};
+use std::{fs::File, io::Cursor, sync::Arc};
 
 use granule_types::units::{Bytes, GuestAddress};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
@@ -87,25 +87,27 @@ pub fn create_vcpus(
 
 fn load_kernel(
     memory: &GuestMemoryMmap,
-    image: &Image,
+    (image, mut file): (&Image, &File),
     layout: &BootLayout,
 ) -> Result<(), BootError> {
     let base = GuestAddress(layout.kernel.0 - image.text_offset.0);
-    let mut file = Cursor::new(&image.bytes);
-    PE::load(memory, Some(base), &mut file, None)
-        .map(drop)
-        .map_err(|source| BootError::Load { object: "the kernel", source })
+    let loaded = match &image.uncompressed {
+        Some(bytes) => PE::load(memory, Some(base), &mut Cursor::new(bytes), None),
+        None => PE::load(memory, Some(base), &mut file, None),
+    };
+    loaded.map(drop).map_err(|source| BootError::Load { object: "the kernel", source })
 }
 
-/// Copies the kernel, writes the device tree and sets the registers of the boot vCPU.
+/// Loads the kernel of an image and its file, writes the device tree, and sets the registers of the boot
+/// vCPU.
 pub fn write_boot_data(
     memory: &GuestMemoryMmap,
-    image: &Image,
+    kernel: (&Image, &File),
     vm: &VmDescription,
     vcpus: &GuestVcpus,
     layout: &BootLayout,
 ) -> Result<(), BootError> {
-    load_kernel(memory, image, layout)?;
+    load_kernel(memory, kernel, layout)?;
     let affinities = vcpus.fds.iter().map(vcpu::mpidr_affinity).collect::<Result<Vec<_>, _>>()?;
     let command_line = vm.command_line.as_cstring().map_err(boot::command_line_error)?;
     let command_line = command_line.to_string_lossy();
@@ -141,6 +143,8 @@ fn random_seed() -> Option<[u8; SEED_SIZE]> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use vm_memory::Bytes as _;
 
     use super::*;
@@ -153,10 +157,12 @@ mod tests {
         file[8..16].copy_from_slice(&0x1000_u64.to_le_bytes());
         file[16..24].copy_from_slice(&4096_u64.to_le_bytes());
         file[56..60].copy_from_slice(b"ARM\x64");
-        let image = Image::from_file(file.clone()).unwrap();
+        let mut stored = tempfile::tempfile().unwrap();
+        stored.write_all(&file).unwrap();
+        let image = Image::from_file(&stored).unwrap();
         let layout = BootLayout::new(&image, None, Bytes::mib(4)).unwrap();
 
-        load_kernel(&memory, &image, &layout).unwrap();
+        load_kernel(&memory, (&image, &stored), &layout).unwrap();
 
         assert_eq!(layout.kernel, GuestAddress(0x4020_1000));
         let mut copied = vec![0; 4096];

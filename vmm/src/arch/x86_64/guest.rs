@@ -4,7 +4,7 @@
 
 #![allow(missing_docs, reason = "documented in arch::aarch64::guest")]
 
-use std::sync::Arc;
+use std::{fs::File, sync::Arc};
 
 use granule_types::units::Bytes;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
@@ -55,7 +55,7 @@ pub fn create_vcpus(
 
 pub fn write_boot_data(
     _memory: &GuestMemoryMmap,
-    _image: &Image,
+    _kernel: (&Image, &File),
     _vm: &VmDescription,
     _vcpus: &GuestVcpus,
     _layout: &BootLayout,

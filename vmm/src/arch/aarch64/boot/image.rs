@@ -8,12 +8,13 @@
 //! the payload at 8 and 12, and the name of the compression at 24. All numbers are little-endian.
 //!
 //! The header is read here because the boot layout needs the size before the VM exists; the
-//! `linux-loader` crate copies the image (see [`crate::arch::guest`]). An ELF `vmlinux` is refused:
-//! that crate loads ELF on x86 only.
+//! `linux-loader` crate loads the image (see [`crate::arch::guest`]): an `Image` straight from its file, so
+//! that no other memory than the guest's holds it. An ELF `vmlinux` is refused: that crate loads ELF on x86
+//! only.
 //!
 //! Files are untrusted: lengths are checked, and decompression stops at [`MAX_IMAGE_SIZE`] bytes.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 
 use granule_types::units::Bytes;
 
@@ -29,11 +30,14 @@ const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 /// Text offset of kernels before Linux 3.17, whose header has no image size.
 const LEGACY_TEXT_OFFSET: u64 = 0x8_0000;
 
+/// Bytes of the header.
+const HEADER_SIZE: usize = 64;
+
 /// Uncompressed kernel image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Content to copy into guest memory.
-    pub bytes: Vec<u8>,
+    /// Content of a file that is compressed; without it, the file is the image.
+    pub uncompressed: Option<Vec<u8>>,
     /// Offset of the load address from a 2M boundary.
     pub text_offset: Bytes,
     /// Memory that the kernel occupies, including its BSS.
@@ -41,21 +45,44 @@ pub struct Image {
 }
 
 impl Image {
-    /// Parses a kernel file and decompresses it.
+    /// Parses a kernel file, and decompresses it if it is compressed.
     ///
     /// # Errors
-    /// The file is not a kernel image, or its decompressed size exceeds [`MAX_IMAGE_SIZE`].
-    pub fn from_file(file: Vec<u8>) -> Result<Self, BootError> {
+    /// The file cannot be read or is not a kernel image, or its decompressed size exceeds
+    /// [`MAX_IMAGE_SIZE`].
+    pub fn from_file(file: impl Read + Seek) -> Result<Self, BootError> {
         Self::with_limit(file, MAX_IMAGE_SIZE)
     }
 
     /// Parses a kernel file as [`Image::from_file`] does, with a maximum size of `limit`.
-    pub fn with_limit(file: Vec<u8>, limit: Bytes) -> Result<Self, BootError> {
-        let bytes = match decompress_zboot(&file, limit)? {
-            Some(payload) => payload,
-            None if file.starts_with(GZIP_MAGIC) => gunzip(&file, limit)?,
-            None => file,
+    pub fn with_limit(mut file: impl Read + Seek, limit: Bytes) -> Result<Self, BootError> {
+        let length = file.seek(SeekFrom::End(0)).map_err(BootError::Read)?;
+        let mut read = |size: u64| {
+            let mut bytes = Vec::new();
+            file.rewind()?;
+            file.by_ref().take(size).read_to_end(&mut bytes)?;
+            Ok(bytes)
         };
+        let header = read(HEADER_SIZE as u64).map_err(BootError::Read)?;
+        if !is_zboot(&header) && !header.starts_with(GZIP_MAGIC) {
+            return Self::parse(&header, length, None, limit);
+        }
+        let compressed = read(limit.0 + 1).map_err(BootError::Read)?;
+        let bytes = match is_zboot(&header) {
+            true => decompress_zboot(&compressed, limit)?,
+            false => gunzip(&compressed, limit)?,
+        };
+        let header = bytes[..bytes.len().min(HEADER_SIZE)].to_vec();
+        Self::parse(&header, bytes.len() as u64, Some(bytes), limit)
+    }
+
+    /// Parses the header of an image of `length` bytes.
+    fn parse(
+        bytes: &[u8],
+        length: u64,
+        uncompressed: Option<Vec<u8>>,
+        limit: Bytes,
+    ) -> Result<Self, BootError> {
         if bytes.get(MAGIC_OFFSET..MAGIC_OFFSET + IMAGE_MAGIC.len()) != Some(IMAGE_MAGIC) {
             return Err(BootError::InvalidInput(format!(
                 "not an arm64 kernel image (Image, Image.gz, or an EFI zboot vmlinuz): the file \
@@ -63,7 +90,7 @@ impl Image {
                 &bytes[..bytes.len().min(4)]
             )));
         }
-        let [text_offset, image_size, flags] = match [8, 16, 24].map(|at| read_u64(&bytes, at)) {
+        let [text_offset, image_size, flags] = match [8, 16, 24].map(|at| read_u64(bytes, at)) {
             [Some(text_offset), Some(image_size), Some(flags)] => [text_offset, image_size, flags],
             _ => return Err(truncated_file_error("header")),
         };
@@ -71,7 +98,6 @@ impl Image {
             let text = "a big-endian kernel (CONFIG_CPU_BIG_ENDIAN) is not supported";
             return Err(BootError::InvalidInput(text.to_owned()));
         }
-        let length = bytes.len() as u64;
         let (text_offset, size) = match image_size {
             0 => (LEGACY_TEXT_OFFSET, length),
             size => (text_offset, size.max(length)),
@@ -79,15 +105,16 @@ impl Image {
         if length > limit.0 || size > limit.0 || text_offset > limit.0 {
             return Err(size_limit_error(limit));
         }
-        Ok(Self { bytes, text_offset: Bytes(text_offset), size: Bytes(size) })
+        Ok(Self { uncompressed, text_offset: Bytes(text_offset), size: Bytes(size) })
     }
 }
 
-/// Returns the decompressed payload of a zboot image, or `None` for another format.
-fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Option<Vec<u8>>, BootError> {
-    if !file.starts_with(b"MZ") || file.get(4..8) != Some(b"zimg") {
-        return Ok(None);
-    }
+fn is_zboot(header: &[u8]) -> bool {
+    header.starts_with(b"MZ") && header.get(4..8) == Some(b"zimg")
+}
+
+/// Returns the decompressed payload of a zboot image.
+fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Vec<u8>, BootError> {
     let truncated = || truncated_file_error("payload");
     let word = |at: usize| -> Option<usize> {
         let bytes: [u8; 4] = file.get(at..at + 4)?.try_into().ok()?;
@@ -107,7 +134,6 @@ fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Option<Vec<u8>>, BootEr
             String::from_utf8_lossy(other)
         ))),
     }
-    .map(Some)
 }
 
 fn truncated_file_error(part: &str) -> BootError {
@@ -151,7 +177,7 @@ fn read_u64(bytes: &[u8], offset: usize) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Cursor, Write};
 
     use flate2::{Compression, write::GzEncoder};
     use proptest::prelude::*;
@@ -190,9 +216,9 @@ mod tests {
         {
             let bytes = plain_image(0, image_size, 0xa);
 
-            let image = Image::from_file(bytes.clone()).unwrap();
+            let image = Image::from_file(Cursor::new(bytes)).unwrap();
 
-            assert_eq!(image, Image { bytes, text_offset, size });
+            assert_eq!(image, Image { uncompressed: None, text_offset, size });
         }
     }
 
@@ -203,17 +229,18 @@ mod tests {
             file.as_slice(),
             ruzstd::encoding::CompressionLevel::Fastest,
         );
-        let expected = Image::from_file(file.clone()).unwrap();
+        let plain = Image::from_file(Cursor::new(&file)).unwrap();
+        let expected = Image { uncompressed: Some(file.clone()), ..plain };
 
         for compressed in [gzip(&file), zboot_file("gzip", &gzip(&file)), zboot_file("zstd", &zstd)]
         {
-            assert_eq!(Image::from_file(compressed).unwrap(), expected);
+            assert_eq!(Image::from_file(Cursor::new(compressed)).unwrap(), expected);
         }
     }
 
     #[test]
     fn each_error_names_its_cause() {
-        let error = |file: Vec<u8>| Image::from_file(file).unwrap_err().to_string();
+        let error = |file: Vec<u8>| Image::from_file(Cursor::new(file)).unwrap_err().to_string();
 
         assert!(error(b"\x7fELF...".to_vec()).contains("[7f, 45, 4c, 46]"));
         assert!(error(Vec::new()).contains("not an arm64 kernel image"));
@@ -245,8 +272,10 @@ mod tests {
                 }
             }
             file.truncate(cut.max(1));
-            if let Ok(image) = Image::from_file(file) {
-                prop_assert!(image.size.0 >= image.bytes.len() as u64);
+            let length = file.len();
+            if let Ok(image) = Image::from_file(Cursor::new(file)) {
+                let length = image.uncompressed.as_ref().map_or(length, Vec::len);
+                prop_assert!(image.size.0 >= length as u64);
                 prop_assert!(image.size <= MAX_IMAGE_SIZE);
             }
         }

@@ -52,6 +52,9 @@ pub enum BootError {
     /// Error returned for an invalid kernel image, command line or size of memory.
     #[error("{0}")]
     InvalidInput(String),
+    /// Error returned when the kernel file cannot be read.
+    #[error("the file cannot be read")]
+    Read(#[source] io::Error),
     /// Error returned when the kernel image cannot be decompressed.
     #[error("the {compression} data cannot be decompressed")]
     Decompress {
@@ -152,7 +155,7 @@ mod tests {
     use crate::arch::{PLATFORM_DEVICES, VIRTIO_DEVICES};
 
     fn test_image(text_offset: u64, size: Bytes) -> Image {
-        Image { bytes: Vec::new(), text_offset: Bytes(text_offset), size }
+        Image { uncompressed: None, text_offset: Bytes(text_offset), size }
     }
 
     #[test]
