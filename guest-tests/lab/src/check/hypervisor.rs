@@ -172,7 +172,7 @@ const KERNEL_HOOKS: [Hook; 11] = [
     role("free_pages", Part::Entries, Role::FreePage),
 ];
 
-/// What is checked in a kernel in addition to the tables of its guests, and on which CPUs.
+/// Checks of a kernel in addition to those of the tables of its guests, and the CPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KernelCheck {
     /// Also the kernel's own tables.
