@@ -120,9 +120,11 @@ impl GuestRam {
             return Ok(residency);
         };
         let base = self.plan().base_page_size();
-        let bytes = pagemap::bytes_in_pages(&self.host_range(), base, size)?;
-        // A page of a block consists of smaller ones.
-        Ok(residency.with_small_thp(Bytes(bytes.0.saturating_sub(residency.thp.0))))
+        Ok(match pagemap::bytes_in_pages(&self.host_range(), base, size)? {
+            // A page of a block consists of smaller ones.
+            Some(bytes) => residency.with_small_thp(Bytes(bytes.0.saturating_sub(residency.thp.0))),
+            None => residency,
+        })
     }
 
     /// Collapses small pages into huge pages where the kernel can, for example after a partial
@@ -142,7 +144,7 @@ impl GuestRam {
         let base = self.plan().base_page_size();
         let parts = [
             (base, residency.base_pages),
-            (self.plan().page_size(), residency.small_thp),
+            (self.plan().page_size(), residency.small_thp.unwrap_or_default()),
             (block_size(base), residency.thp),
             (residency.kernel_page_size, residency.hugetlb),
         ];

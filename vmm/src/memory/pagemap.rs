@@ -15,38 +15,40 @@ use super::MemoryError;
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 const WORD: usize = size_of::<u64>();
+/// Words that are read at once, a multiple of those of a page.
+const WORDS: usize = 1 << 13;
 
-/// Returns the bytes of a range that are in pages of a size, a multiple of the base pages.
+/// Returns the bytes of a range that are in pages of a size, or `None` if the kernel hides the frames. The
+/// size is a power of two, at most that of a block.
 ///
 /// # Errors
-/// The file cannot be read, or the kernel hides the frames of resident pages.
+/// The file cannot be read.
 pub fn bytes_in_pages(
     range: &Range<HostVirtAddr>,
     base: Bytes,
     size: Bytes,
-) -> Result<Bytes, MemoryError> {
+) -> Result<Option<Bytes>, MemoryError> {
     let path = PathBuf::from("/proc/self/pagemap");
     let unreadable = |source| MemoryError::Read { path: path.clone(), source };
     let file = File::open(&path).map_err(unreadable)?;
-    let mut buffer = vec![0; usize::try_from(size.0 / base.0).unwrap_or(usize::MAX) * WORD];
+    let first = range.start.0.next_multiple_of(size.0) / base.0;
+    let end = range.end.0 / size.0 * size.0 / base.0;
+    let words_of_page = usize::try_from(size.0 / base.0).unwrap_or(usize::MAX);
+    let mut buffer = vec![0; WORDS * WORD];
     let mut pages = 0;
-    for page in range.start.0.div_ceil(size.0)..range.end.0 / size.0 {
-        let first = page * size.0 / base.0;
-        file.read_exact_at(&mut buffer, first * WORD as u64).map_err(unreadable)?;
-        let entries: Vec<u64> = buffer
-            .chunks_exact(WORD)
-            .filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)))
-            .collect();
+    for word in (first..end).step_by(WORDS) {
+        let count = usize::try_from(end - word).unwrap_or(WORDS).min(WORDS);
+        let bytes = &mut buffer[..count * WORD];
+        file.read_exact_at(bytes, word * WORD as u64).map_err(unreadable)?;
+        let (words, _) = bytes.as_chunks();
+        let entries: Vec<u64> = words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
         if entries.iter().any(|entry| entry & PRESENT != 0 && entry & FRAME == 0) {
-            return Err(MemoryError::Unavailable(
-                "the sizes of transparent huge pages smaller than a block can be checked only with \
-                 CAP_SYS_ADMIN: run as root"
-                    .to_owned(),
-            ));
+            return Ok(None);
         }
-        pages += u64::from(is_one_page(&entries));
+        let whole = entries.chunks_exact(words_of_page).filter(|entries| is_one_page(entries));
+        pages += whole.count() as u64;
     }
-    Ok(Bytes(pages * size.0))
+    Ok(Some(Bytes(pages * size.0)))
 }
 
 /// Returns whether words of the page map are those of one page.

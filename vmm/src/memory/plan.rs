@@ -59,25 +59,22 @@ impl BackingPlan {
                     let kib = size.0 >> 10;
                     format!("/sys/kernel/mm/transparent_hugepage/hugepages-{kib}kB/enabled")
                 };
-                let remedy = match host.transparent.last() {
-                    Some(largest) if *largest == size => None,
-                    Some(larger) if *larger > size => Some(format!(
-                        "of {size}, and the host also has larger ones: write 'never' to {}",
+                let found = match host.transparent.last() {
+                    Some(largest) if *largest == size => Ok(size),
+                    Some(larger) if *larger > size => Err(format!(
+                        "and the host also has larger ones: write 'never' to {}",
                         file(*larger)
                     )),
-                    _ => Some(format!(
-                        "of {size}, which are disabled on this host: write 'madvise' to {} (Linux \
-                         6.8 or newer)",
+                    _ => Err(format!(
+                        "which are disabled on this host: write 'madvise' to {} (Linux 6.8 or newer)",
                         file(size)
                     )),
                 };
-                match remedy {
-                    None => size,
-                    Some(remedy) => {
-                        let text = format!("{backing} needs transparent huge pages {remedy}");
-                        return Err(MemoryError::Unavailable(text));
-                    }
-                }
+                found.map_err(|reason| {
+                    let text =
+                        format!("{backing} needs transparent huge pages of {size}, {reason}");
+                    MemoryError::Unavailable(text)
+                })?
             }
             PageType::Hugetlb => {
                 let size = match backing {
@@ -196,6 +193,13 @@ impl BackingPlan {
                 "pages of a block",
                 "see hugepages-*/enabled in /sys/kernel/mm/transparent_hugepage",
             ),
+            PageType::SmallTransparent(_) if base_pages.0 > 0 && residency.small_thp.is_none() => {
+                Err(MemoryError::Unavailable(
+                    "the sizes of transparent huge pages smaller than a block can be checked only with \
+                     CAP_SYS_ADMIN: run as root"
+                        .to_owned(),
+                ))
+            }
             PageType::SmallTransparent(_) if base_pages.0 > 0 => wrong_pages(
                 base_pages,
                 "base pages",
@@ -242,7 +246,7 @@ mod tests {
     }
 
     fn residency(kernel_page: Bytes, base_pages: Bytes, thp: Bytes, hugetlb: Bytes) -> Residency {
-        Residency { kernel_page_size: kernel_page, base_pages, small_thp: Bytes(0), thp, hugetlb }
+        Residency { kernel_page_size: kernel_page, base_pages, small_thp: None, thp, hugetlb }
     }
 
     #[test]
@@ -300,6 +304,20 @@ mod tests {
         let huge_only = residency(base, none, huge, none);
         let hugetlb_2m = residency(huge, none, none, Bytes::mib(64));
 
+        let mut small = host();
+        small.transparent = vec![Bytes::kib(64)];
+        let mthp = BackingPlan::new(Backing::AnonymousMthp(Bytes::kib(64)), &small).unwrap();
+        let check = |small_thp: Option<Bytes>| {
+            let hidden = residency(base, Bytes::mib(1), none, none);
+            mthp.check_residency(&small_thp.map_or(hidden, |bytes| hidden.with_small_thp(bytes)))
+        };
+
+        assert!(mthp.check_residency(&residency(base, none, none, none)).is_ok());
+        assert!(check(None).unwrap_err().to_string().contains("CAP_SYS_ADMIN"));
+        assert!(check(Some(Bytes::mib(1))).is_ok());
+        let partly = check(Some(Bytes::kib(960))).unwrap_err().to_string();
+        assert!(partly.starts_with("64K of 1M"), "{partly}");
+        assert!(mthp.check_residency(&huge_only).is_err());
         assert!(plan("anonymous").check_residency(&huge_only).is_err());
         assert!(plan("anonymous_thp").check_residency(&huge_only).is_ok());
         assert!(plan("anonymous_hugetlb_1gb").check_residency(&hugetlb_2m).is_err());

@@ -21,8 +21,9 @@ pub struct Residency {
     pub kernel_page_size: Bytes,
     /// Bytes in base pages.
     pub base_pages: Bytes,
-    /// Bytes in transparent huge pages smaller than a block, if they were looked for.
-    pub small_thp: Bytes,
+    /// Bytes in transparent huge pages smaller than a block, which are otherwise base pages; `None` if they
+    /// were not looked for, or the kernel hides them.
+    pub small_thp: Option<Bytes>,
     /// Bytes in transparent huge pages of a block.
     pub thp: Bytes,
     /// Bytes in hugetlb pages.
@@ -31,8 +32,9 @@ pub struct Residency {
 
 impl Residency {
     /// Returns the bytes in resident pages of all types.
-    pub const fn total(&self) -> Bytes {
-        Bytes(self.base_pages.0 + self.small_thp.0 + self.thp.0 + self.hugetlb.0)
+    pub fn total(&self) -> Bytes {
+        let small_thp = self.small_thp.unwrap_or_default();
+        Bytes(self.base_pages.0 + small_thp.0 + self.thp.0 + self.hugetlb.0)
     }
 
     /// Reads the resident pages of `range`, which consists of whole mappings of this process.
@@ -47,7 +49,7 @@ impl Residency {
     /// Distinguishes base pages from transparent huge pages of a size, of which these are bytes.
     pub fn with_small_thp(self, small_thp: Bytes) -> Self {
         let base_pages = Bytes(self.base_pages.0.saturating_sub(small_thp.0));
-        Self { base_pages, small_thp, ..self }
+        Self { base_pages, small_thp: Some(small_thp), ..self }
     }
 
     /// Returns the resident bytes of this process outside of `ranges`, without hugetlb, or `None`
@@ -93,7 +95,7 @@ impl Residency {
         Ok(Self {
             kernel_page_size: Bytes(kernel_page_size),
             base_pages: Bytes(rss.saturating_sub(huge)),
-            small_thp: Bytes(0),
+            small_thp: None,
             thp: Bytes(huge),
             hugetlb: Bytes(hugetlb),
         })
