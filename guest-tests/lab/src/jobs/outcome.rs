@@ -185,10 +185,10 @@ const SPLAT_MESSAGES: [&str; 14] = [
 
 /// Returns the first of these kernel parameters that the kernel does not know, as Linux reports since 5.14.
 pub fn find_unknown_parameter(console: &str, parameters: &str) -> Option<String> {
-    let unknown = console.lines().find_map(|line| {
+    let (unknown, _) = console.lines().find_map(|line| {
         line.split_once("Unknown kernel command line parameters \"")?.1.split_once('"')
     })?;
-    let is_unknown = |parameter: &&str| unknown.0.split_whitespace().any(|word| word == *parameter);
+    let is_unknown = |parameter: &&str| unknown.split_whitespace().any(|word| word == *parameter);
     parameters.split_whitespace().find(is_unknown).map(str::to_owned)
 }
 

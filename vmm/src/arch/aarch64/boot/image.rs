@@ -78,19 +78,19 @@ impl Image {
 
     /// Parses the header of an image of `length` bytes.
     fn parse(
-        bytes: &[u8],
+        header: &[u8],
         length: u64,
         uncompressed: Option<Vec<u8>>,
         limit: Bytes,
     ) -> Result<Self, BootError> {
-        if bytes.get(MAGIC_OFFSET..MAGIC_OFFSET + IMAGE_MAGIC.len()) != Some(IMAGE_MAGIC) {
+        if header.get(MAGIC_OFFSET..MAGIC_OFFSET + IMAGE_MAGIC.len()) != Some(IMAGE_MAGIC) {
             return Err(BootError::InvalidInput(format!(
                 "not an arm64 kernel image (Image, Image.gz, or an EFI zboot vmlinuz): the file \
                  starts with {:02x?}",
-                &bytes[..bytes.len().min(4)]
+                &header[..header.len().min(4)]
             )));
         }
-        let [text_offset, image_size, flags] = match [8, 16, 24].map(|at| read_u64(bytes, at)) {
+        let [text_offset, image_size, flags] = match [8, 16, 24].map(|at| read_u64(header, at)) {
             [Some(text_offset), Some(image_size), Some(flags)] => [text_offset, image_size, flags],
             _ => return Err(truncated_file_error("header")),
         };
