@@ -5,16 +5,16 @@
 //! and its memslots, vCPUs, interrupt controller, devices, boot data and vCPU threads.
 //! [`crate::arch::guest`] implements the architecture-specific part of each step.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
-use granule_types::units::Bytes;
+use granule_types::units::{Bytes, GuestAddress};
 use kvm_ioctls::VmFd;
 use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     config::{MemoryZone, Stage2Prefault, VmConfig},
-    device_manager::{DEVICE_INTERRUPTS, DeviceManager, SharedSerialPort},
+    device_manager::{DeviceManager, SharedSerialPort, interrupt_count},
     open_files::{BootFile, OpenFiles},
     outcome::{VmError, failed},
     stage2_prefault,
@@ -85,6 +85,7 @@ pub fn build(
     let name = files.kernel.name.as_str();
     let image = files.kernel.read(|file| Ok(Image::from_file(file)))?.map_err(failed(name))?;
     let command_line = guest::parse_command_line(&config.command_line)?;
+    let interrupts = interrupt_count(&config.devices)?;
     let initrd_size = files.initrd.as_ref().map(initrd_size).transpose()?;
     let memory =
         allocate_memory(&config.memory).map_err(failed("guest memory cannot be allocated"))?;
@@ -101,12 +102,12 @@ pub fn build(
         .zip(memory.regions())
         .map(|(number, ram)| Memslot::new(&vm, number, Arc::clone(ram)))
         .collect::<Result<Vec<_>, _>>()?;
-    let vcpus = guest::create_vcpus(&vm, config.vcpus, has_helper, DEVICE_INTERRUPTS)?;
+    let vcpus = guest::create_vcpus(&vm, config.vcpus, has_helper, interrupts)?;
     if let Some(rings) = &rings {
         vcpus.fds.iter().try_for_each(|vcpu| rings.add_vcpu(vcpu))?;
     }
 
-    let mut devices = DeviceManager::new(&vm, Arc::new(memory.clone()));
+    let mut devices = DeviceManager::new(&vm, Arc::new(memory.clone()), interrupts);
     let (serial, serial_registers) =
         devices.add_serial(config.serial, connections.serial_output)?;
     devices.add_platform_device(Rtc::describe, Rtc::default())?;
@@ -114,12 +115,8 @@ pub fn build(
     let balloon = devices.add_virtio_devices(&config.devices, files, connections.console)?;
     let bus = Arc::new(devices.into_bus());
 
-    if let (Some(initrd), Some(range)) = (&files.initrd, &layout.initrd) {
-        let length = usize::try_from(range.end.0 - range.start.0).unwrap_or(usize::MAX);
-        let map = memory.map();
-        initrd
-            .read(|mut file| Ok(map.read_exact_volatile_from(range.start, &mut file, length)))?
-            .map_err(failed("the initramfs cannot be copied into guest memory"))?;
+    if let (Some(initrd), Some(range)) = (&files.initrd, layout.initrd.clone()) {
+        load_initrd(initrd, &memory, range)?;
     }
     let ranges = memory.regions().iter().map(|ram| (ram.start(), ram.size()));
     let description = VmDescription {
@@ -199,6 +196,18 @@ pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmErr
         rams.push(ram.map_err(failed(name(index, zone)))?);
     }
     Ok(GuestMemory::new(rams)?)
+}
+
+fn load_initrd(
+    initrd: &BootFile,
+    memory: &GuestMemory,
+    range: Range<GuestAddress>,
+) -> Result<(), VmError> {
+    let length = usize::try_from(range.end.0 - range.start.0).unwrap_or(usize::MAX);
+    let map = memory.map();
+    initrd
+        .read(|mut file| Ok(map.read_exact_volatile_from(range.start, &mut file, length)))?
+        .map_err(failed("the initramfs cannot be copied into guest memory"))
 }
 
 fn initrd_size(initrd: &BootFile) -> Result<Bytes, VmError> {

@@ -75,6 +75,17 @@ pub struct VirtioConfig {
     pub has_console: bool,
 }
 
+impl VirtioConfig {
+    /// Returns the number of virtio devices.
+    #[must_use]
+    pub fn device_count(&self) -> usize {
+        let optional = [self.vsock.is_some(), self.has_balloon, self.has_console];
+        let optional = optional.into_iter().filter(|is_present| *is_present).count();
+        let entropy = 1;
+        self.disks.len() + self.nets.len() + optional + entropy
+    }
+}
+
 /// Population of stage 2 before the guest accesses its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

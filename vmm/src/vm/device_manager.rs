@@ -33,13 +33,24 @@ use crate::{
     memory::GuestMemory,
 };
 
-/// Number of interrupts for devices.
-pub const DEVICE_INTERRUPTS: u32 = 256;
+/// Maximum number of interrupts for devices.
+const MAX_INTERRUPTS: usize = 256;
 
 const EVENTFD_ERROR: &str = "a device's eventfd cannot be created";
 
 /// A serial port that vCPU threads and the console input thread share.
 pub type SharedSerialPort = Arc<Mutex<dyn SerialPort>>;
+
+/// Returns the number of interrupts that the devices of a VM need: one for each virtio device, and
+/// the serial port's. KVM allocates memory for each.
+///
+/// # Errors
+/// The VM has too many devices.
+pub fn interrupt_count(config: &VirtioConfig) -> Result<u32, VmError> {
+    let count = 1 + config.device_count();
+    let count = (count <= MAX_INTERRUPTS).then(|| u32::try_from(count).ok()).flatten();
+    count.ok_or_else(too_many_devices)
+}
 
 /// Adds devices to a VM and its bus.
 #[derive(Debug)]
@@ -53,16 +64,17 @@ pub struct DeviceManager<'a> {
 }
 
 impl<'a> DeviceManager<'a> {
-    /// Returns a manager without devices. The interrupt controller of `vm` must exist.
+    /// Returns a manager without devices. The interrupt controller of `vm` must exist, and have
+    /// `interrupts` for devices.
     #[must_use]
-    pub fn new(vm: &'a VmFd, memory: Arc<GuestMemory>) -> Self {
+    pub fn new(vm: &'a VmFd, memory: Arc<GuestMemory>, interrupts: u32) -> Self {
         Self {
             vm,
             memory,
             bus: Bus::default(),
             platform_addresses: addresses(PLATFORM_DEVICES, PLATFORM_DEVICE_STEP),
             virtio_addresses: addresses(VIRTIO_DEVICES, REGISTER_RANGE_SIZE),
-            interrupts: 0..DEVICE_INTERRUPTS,
+            interrupts: 0..interrupts,
         }
     }
 
@@ -177,4 +189,31 @@ fn next_address(addresses: &mut StepBy<Range<u64>>) -> Result<GuestAddress, VmEr
 /// Returns the error for a device without a free address or interrupt.
 fn too_many_devices() -> VmError {
     VmError::Refused("too many devices: use fewer --disk and --net options".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::vm::config::{DiskConfig, VsockConfig};
+
+    #[test]
+    fn each_device_has_an_interrupt_and_too_many_devices_are_refused() {
+        let disk = DiskConfig { path: PathBuf::new(), is_read_only: true };
+        let with_disks = |count| VirtioConfig {
+            disks: vec![disk.clone(); count],
+            vsock: Some(VsockConfig { cid: 3 }),
+            has_balloon: true,
+            has_console: true,
+            ..VirtioConfig::default()
+        };
+
+        // The serial port and the entropy device are always present.
+        assert_eq!(interrupt_count(&VirtioConfig::default()).unwrap(), 2);
+        assert_eq!(interrupt_count(&with_disks(2)).unwrap(), 7);
+        assert_eq!(interrupt_count(&with_disks(251)).unwrap(), 256);
+        let error = interrupt_count(&with_disks(252)).unwrap_err().to_string();
+        assert!(error.contains("use fewer --disk"), "{error}");
+    }
 }

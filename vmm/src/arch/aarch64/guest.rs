@@ -164,7 +164,7 @@ mod tests {
 
         load_kernel(&memory, (&image, &stored), &layout).unwrap();
 
-        assert_eq!(layout.kernel, GuestAddress(0x4020_1000));
+        assert_eq!(layout.kernel, GuestAddress(0x4000_1000));
         let mut copied = vec![0; 4096];
         memory.read_slice(&mut copied, layout.kernel).unwrap();
         assert_eq!(copied, file);

@@ -8,8 +8,8 @@
 //! | `0x0800_0000` | GIC: distributor, CPU interface or ITS |
 //! | `0x1000_0000` | GIC redistributors, 128K for each vCPU |
 //!
-//! Device tree, kernel and initramfs are at the start of memory, each aligned to 2M, so that
-//! loading them populates few of the host's huge pages.
+//! Kernel, initramfs and device tree are at the start of memory in this order, each aligned to the
+//! largest base page, so that loading them populates as few of the host's huge pages as possible.
 //!
 //! These modules need neither KVM nor an arm64 host, so they are tested on every host.
 
@@ -43,8 +43,9 @@ pub const GIC_REDISTRIBUTORS: Range<GuestAddress> =
 pub const GIC_REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
 /// Maximum size of the device tree (the arm64 kernel maps one 2M block).
 pub const FDT_MAX_SIZE: Bytes = Bytes::mib(2);
-/// Alignment of kernel, device tree and initramfs.
-const BOOT_DATA_ALIGNMENT: u64 = 2 << 20;
+/// Alignment of device tree and initramfs: the guest's largest base page, because the kernel frees
+/// the pages of the initramfs and keeps the others.
+const BOOT_DATA_ALIGNMENT: u64 = 64 << 10;
 
 /// Error returned when boot data cannot be prepared.
 #[derive(Debug, Error)]
@@ -100,19 +101,20 @@ impl BootLayout {
     pub fn new(image: &Image, initrd: Option<Bytes>, memory: Bytes) -> Result<Self, BootError> {
         let initrd_size = initrd.unwrap_or(Bytes(0));
         // The image is at most 512M and the initramfs a file, so the sums do not overflow.
-        let kernel = MEMORY_START.0 + FDT_MAX_SIZE.0 + image.text_offset.0;
+        let kernel = MEMORY_START.0 + image.text_offset.0;
         let initrd_start = (kernel + image.size.0).next_multiple_of(BOOT_DATA_ALIGNMENT);
-        let end = initrd_start.saturating_add(initrd_size.0);
+        let fdt = initrd_start + initrd_size.0.next_multiple_of(BOOT_DATA_ALIGNMENT);
+        let end = fdt + FDT_MAX_SIZE.0;
         if end > MEMORY_START.0 + memory.0 {
-            let needed = Bytes((end - MEMORY_START.0).next_multiple_of(BOOT_DATA_ALIGNMENT));
             return Err(BootError::InvalidInput(format!(
-                "kernel ({}) and initramfs ({initrd_size}) need {needed} of contiguous guest \
+                "kernel ({}), initramfs ({initrd_size}) and device tree need {} of contiguous guest \
                  memory; the first --memory is {memory}: increase it",
-                image.size
+                image.size,
+                Bytes((end - MEMORY_START.0).next_multiple_of(1 << 20))
             )));
         }
         Ok(Self {
-            fdt: MEMORY_START,
+            fdt: GuestAddress(fdt),
             kernel: GuestAddress(kernel),
             initrd: initrd
                 .map(|size| GuestAddress(initrd_start)..GuestAddress(initrd_start + size.0)),
@@ -159,23 +161,23 @@ mod tests {
     }
 
     #[test]
-    fn boot_data_is_aligned_at_the_start_of_memory() {
-        let initrd = GuestAddress(0x4220_0000)..GuestAddress(0x4220_0000 + 5_000_001);
-        for (image, kernel, initrd) in [
-            (test_image(0, Bytes::mib(31)), 0x4020_0000, Some(initrd)),
+    fn boot_data_is_packed_at_the_start_of_memory() {
+        let initrd = GuestAddress(0x41f1_0000)..GuestAddress(0x41f1_0000 + 5_000_001);
+        for (image, kernel, initrd, fdt) in [
+            (test_image(0, Bytes(0x1f0_f001)), 0x4000_0000, Some(initrd), 0x423e_0000),
             // A kernel whose header has no image size is loaded at its text offset.
-            (test_image(0x8_0000, Bytes::mib(8)), 0x4028_0000, None),
+            (test_image(0x8_0000, Bytes::mib(8)), 0x4008_0000, None, 0x4088_0000),
         ] {
             let size = initrd.as_ref().map(|range| Bytes(range.end.0 - range.start.0));
             let layout = BootLayout::new(&image, size, Bytes::mib(128)).unwrap();
 
-            let kernel = GuestAddress(kernel);
-            assert_eq!(layout, BootLayout { fdt: GuestAddress(0x4000_0000), kernel, initrd });
+            let (kernel, fdt) = (GuestAddress(kernel), GuestAddress(fdt));
+            assert_eq!(layout, BootLayout { fdt, kernel, initrd });
         }
         let large =
             BootLayout::new(&test_image(0, Bytes::mib(31)), Some(Bytes::mib(40)), Bytes::mib(64));
         let error = large.unwrap_err().to_string();
-        assert!(error.contains("need 74M"), "{error}");
+        assert!(error.contains("need 73M"), "{error}");
     }
 
     // The redistributor range fits 512 vCPUs, the limit of KVM, and no ranges overlap.
