@@ -8,20 +8,13 @@
 
 #[cfg(test)]
 mod components;
+mod program;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    io,
-    path::Path,
-    sync::OnceLock,
-};
+use std::{io, path::Path, sync::OnceLock};
 
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, apply_filter,
-};
+use seccompiler::{BpfProgram, apply_filter};
 use vmm_sys_util::signal::register_signal_handler;
 
 use super::{
@@ -113,8 +106,8 @@ const MAIN_CALLS: &[AllowedCall] = &[
 /// Calls that every thread may use with certain values of the second argument: `TCSETS` and
 /// `TCSETS2` restore the terminal's settings; debug builds of the standard library check a file
 /// descriptor with `F_GETFD` before they close it.
-const ARGUMENT_RESTRICTED_CALLS: &[(i64, &[u64])] =
-    &[(libc::SYS_ioctl, &[0x5402, 0x402c_542b]), (libc::SYS_fcntl, &[libc::F_GETFD as u64])];
+const ARGUMENT_RESTRICTED_CALLS: &[(i64, &[u32])] =
+    &[(libc::SYS_ioctl, &[0x5402, 0x402c_542b]), (libc::SYS_fcntl, &[libc::F_GETFD as u32])];
 
 /// Role of a thread, which selects its filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,25 +144,13 @@ impl ThreadRole {
         numbers.collect()
     }
 
-    fn compile_filter(self) -> Result<BpfProgram, seccompiler::BackendError> {
-        let rules = self.allowed_numbers().into_iter().map(|call| (call, Vec::new()));
-        let mut rules: BTreeMap<_, _> = rules.collect();
-        for (call, values) in ARGUMENT_RESTRICTED_CALLS {
-            if let Entry::Vacant(entry) = rules.entry(*call) {
-                let rules = values.iter().map(|value| {
-                    let (length, is) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
-                    SeccompRule::new(vec![SeccompCondition::new(1, length, is, *value)?])
-                });
-                entry.insert(rules.collect::<Result<_, _>>()?);
-            }
-        }
-        let filter = SeccompFilter::new(
-            rules,
-            SeccompAction::Trap,
-            SeccompAction::Allow,
-            std::env::consts::ARCH.try_into()?,
-        )?;
-        filter.try_into()
+    fn compile_filter(self) -> BpfProgram {
+        let number = |call| u32::try_from(call).expect("numbers of system calls are small");
+        let restricted = ARGUMENT_RESTRICTED_CALLS.iter();
+        let restricted: Vec<_> =
+            restricted.map(|(call, values)| (number(*call), *values)).collect();
+        let calls = self.allowed_numbers().into_iter().map(number).collect();
+        program::compile(&calls, &restricted)
     }
 
     /// Limits the calling thread, and threads that it starts, to the system calls of this role.
@@ -179,9 +160,7 @@ impl ThreadRole {
         }
         register_signal_handler(libc::SIGSYS, report_forbidden_call)
             .map_err(failed("the handler of SIGSYS cannot be installed"))?;
-        let filter =
-            self.compile_filter().map_err(failed("a seccomp filter cannot be compiled"))?;
-        apply_filter(&filter)
+        apply_filter(&self.compile_filter())
             .map_err(failed("a seccomp filter cannot be installed; --sandbox off runs without it"))
     }
 }

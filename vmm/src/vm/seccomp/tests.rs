@@ -3,6 +3,7 @@
 //! filters, and once for each allowed call without this call, which must end the process.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     os::unix::process::ExitStatusExt as _,
     process::Output,
@@ -19,7 +20,7 @@ fn the_filter_of_each_role_is_a_subset_of_the_main_filter() {
     let process = ThreadRole::Main.allowed_numbers();
 
     for role in ROLES {
-        assert!(role.compile_filter().is_ok(), "{role:?}");
+        assert!(role.compile_filter().len() < 256, "{role:?}");
         let within = role.allowed_numbers().iter().all(|call| process.contains(call));
         assert!(within, "{role:?}");
     }
