@@ -4,11 +4,18 @@
 
 pub mod advise;
 pub mod bench;
+#[cfg(feature = "lab")]
 pub mod cache;
+#[cfg(feature = "lab")]
 pub mod check;
 pub mod compare;
+#[cfg(feature = "lab")]
 pub mod doctor;
+#[cfg(feature = "lab")]
 pub mod lab;
+#[cfg(feature = "lab")]
+pub mod lab_commands;
+#[cfg(feature = "lab")]
 pub mod ledger;
 pub mod run;
 
@@ -38,18 +45,11 @@ enum Command {
     Advise(advise::Args),
     /// Run the page-table test on this machine
     Bench(bench::Args),
-    /// List and prune the lab's cache of sources and kernels
-    Cache(cache::Args),
-    /// Check a trace of `granule lab check --keep-trace` again
-    Check(check::Args),
     /// Compare two sets of results
     Compare(compare::Args),
-    /// Check this machine for KVM and for the lab
-    Doctor(doctor::Args),
-    /// Boot a host kernel before and after a change under emulation, and compare
-    Lab(Box<lab::Args>),
-    /// Measure a fixed matrix on a list of kernels, and keep a line and a page of trends
-    Ledger(Box<ledger::Args>),
+    #[cfg(feature = "lab")]
+    #[command(flatten)]
+    Lab(lab_commands::LabCommand),
     #[command(flatten)]
     Run(RunCommand),
     /// Print shell completions
@@ -90,6 +90,7 @@ pub enum CommandOutcome {
 pub type CommandResult = Result<CommandOutcome, Box<dyn Error>>;
 
 fn main() -> ExitCode {
+    #[cfg(feature = "lab")]
     // This program is PID 1 of the lab's emulated host and its guest.
     if granule_lab::run_as_pid_1() {
         return ExitCode::FAILURE;
@@ -102,12 +103,9 @@ fn main() -> ExitCode {
     let result = match parse_command_line() {
         Command::Advise(args) => advise::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::Cache(args) => cache::run(&args),
-        Command::Check(args) => check::run(&args),
         Command::Compare(args) => compare::run(args),
-        Command::Doctor(args) => doctor::run(args),
-        Command::Lab(args) => lab::run(*args),
-        Command::Ledger(args) => ledger::run(&args),
+        #[cfg(feature = "lab")]
+        Command::Lab(command) => command.run(),
         Command::Run(RunCommand::Run(args)) => run::run(args),
         Command::Completions(args) => print_completions(&args),
         Command::Man(args) => write_man_pages(&args),
@@ -118,6 +116,7 @@ fn main() -> ExitCode {
         Ok(CommandOutcome::Inconclusive) => ExitCode::from(125),
         Ok(CommandOutcome::Abort) => ExitCode::from(128),
         Err(error) => {
+            #[cfg(feature = "lab")]
             granule_lab::interrupt::wait_if_ending();
             print_error(error.as_ref());
             ExitCode::from(2)
