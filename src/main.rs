@@ -18,6 +18,7 @@ pub mod lab_commands;
 #[cfg(feature = "lab")]
 pub mod ledger;
 pub mod run;
+pub mod top;
 
 use std::{
     env,
@@ -52,6 +53,8 @@ enum Command {
     Lab(lab_commands::LabCommand),
     #[command(flatten)]
     Run(RunCommand),
+    /// Show the counters of a running VM
+    Top(top::Args),
     /// Print shell completions
     Completions(CompletionsArgs),
     /// Write man pages to a folder
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "lab")]
         Command::Lab(command) => command.run(),
         Command::Run(RunCommand::Run(args)) => run::run(args),
+        Command::Top(args) => top::run(&args),
         Command::Completions(args) => print_completions(&args),
         Command::Man(args) => write_man_pages(&args),
     };
@@ -198,7 +202,9 @@ mod tests {
 
         write_man_pages(&ManArgs { folder: folder.path().join("man1") }).unwrap();
 
-        for name in ["", "-advise", "-bench", "-compare", "-doctor", "-lab", "-ledger", "-run"] {
+        for name in
+            ["", "-advise", "-bench", "-compare", "-doctor", "-lab", "-ledger", "-run", "-top"]
+        {
             let page = folder.path().join(format!("man1/granule{name}.1"));
             assert!(fs::metadata(&page).unwrap().len() > 500, "{name}");
         }

@@ -85,6 +85,8 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         let dirty = json(&host.run("request 'GET /v1/dirty'"));
         let cleared = json(&host.run("request 'POST /v1/dirty/clear'"));
         let again = json(&host.run("request 'GET /v1/dirty'"));
+        let metrics = host.run("request 'GET /metrics'");
+        let top = host.run("/mnt/granule top /tmp/vm.sock --count 2");
         let paused = host.run("request 'POST /v1/pause'");
         let resumed = host.run("request 'POST /v1/resume'");
         let output = host.run("stop_guest 2>&1");
@@ -98,6 +100,9 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         assert_eq!(dirty["dirty_pages"], pages.iter().sum::<u64>());
         assert_eq!(cleared["dirty_pages"], 0);
         assert!(again["dirty_pages"].as_u64().unwrap() < pages[0] / 2, "{again}");
+        assert!(metrics.contains("\ngranule_mmio_stall_seconds_bucket{le=\"+Inf\"} "), "{metrics}");
+        assert!(metrics.contains("\ngranule_exits_total{reason=\"mmio-writes\"} "), "{metrics}");
+        assert!(top.contains("exit mmio-writes"), "{top}");
         assert!(paused.contains("paused"), "{paused}");
         assert!(resumed.contains("running"), "{resumed}");
         assert!(output.contains("status=0"), "{output}");

@@ -176,10 +176,11 @@ fn serve_client(
             }
         }
     };
-    let body = body.to_string();
+    let content_type = body.content_type();
+    let body = body.into_text();
     write!(
         client,
-        "HTTP/1.1 {status} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+        "HTTP/1.1 {status} {}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n{body}",
         reason_phrase(status),
         body.len(),
@@ -249,7 +250,7 @@ mod tests {
             }
         };
         assert_eq!(pending.request, ApiRequest::Pause);
-        pending.respond((200, json!({ "state": "paused" })));
+        pending.respond((200, json!({ "state": "paused" }).into()));
 
         let response = client.join().unwrap();
         assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");

@@ -12,6 +12,7 @@
 //! | `GET /v1/dirty` | pages written since logging started or the log was cleared, by zone |
 //! | `POST /v1/dirty/clear` | clears the dirty log |
 //! | `POST /v1/balloon/SIZE` | sets the size of the balloon |
+//! | `GET /metrics` | all counters in the text format of Prometheus |
 
 use granule_types::units::Bytes;
 use serde_json::{Value, json};
@@ -31,18 +32,52 @@ pub enum ApiRequest {
     Memory,
     Collapse,
     Counters,
+    Metrics,
     DirtyLogging(bool),
     DirtyPages,
     ClearDirtyLog,
     ResizeBalloon(Bytes),
 }
 
+/// Body of a response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Body {
+    /// A JSON value.
+    Json(Value),
+    /// Text format of Prometheus.
+    Metrics(String),
+}
+
+impl Body {
+    /// Returns the media type.
+    pub const fn content_type(&self) -> &'static str {
+        match self {
+            Self::Json(_) => "application/json",
+            Self::Metrics(_) => "text/plain; version=0.0.4",
+        }
+    }
+
+    /// Returns the body as it is sent.
+    pub fn into_text(self) -> String {
+        match self {
+            Self::Json(value) => value.to_string(),
+            Self::Metrics(text) => text,
+        }
+    }
+}
+
+impl From<Value> for Body {
+    fn from(value: Value) -> Self {
+        Self::Json(value)
+    }
+}
+
 /// A response: HTTP status and body.
-pub type Response = (u16, Value);
+pub type Response = (u16, Body);
 
 /// Returns the response to a refused request.
 pub fn error_response(status: u16, reason: &str) -> Response {
-    (status, json!({ "error": reason }))
+    (status, json!({ "error": reason }).into())
 }
 
 /// Parses the bytes that a client has sent so far. Returns `None` if the request needs more bytes.
@@ -93,6 +128,7 @@ fn route(method: &str, path: &str) -> Result<ApiRequest, Response> {
         "/v1/memory" => ("GET", ApiRequest::Memory),
         "/v1/memory/collapse" => ("POST", ApiRequest::Collapse),
         "/v1/counters" => ("GET", ApiRequest::Counters),
+        "/metrics" => ("GET", ApiRequest::Metrics),
         "/v1/dirty" => ("GET", ApiRequest::DirtyPages),
         "/v1/dirty/start" => ("POST", ApiRequest::DirtyLogging(true)),
         "/v1/dirty/stop" => ("POST", ApiRequest::DirtyLogging(false)),
@@ -103,7 +139,7 @@ fn route(method: &str, path: &str) -> Result<ApiRequest, Response> {
             None => {
                 let paths = "unknown path; expected one of /v1/state, pause, resume, stop, \
                              memory, memory/collapse, counters, dirty, dirty/start, dirty/stop, \
-                             dirty/clear, balloon/SIZE";
+                             dirty/clear, balloon/SIZE, or /metrics";
                 return Err(error_response(404, paths));
             }
         },

@@ -84,6 +84,7 @@ impl BootStats {
                 events: difference(&snapshot.events, |s| &s.events),
                 faults: difference(&snapshot.faults, |s| &s.faults),
                 exits: difference(&snapshot.exits, |s| &s.exits),
+                stalls: difference(&snapshot.stalls, |s| &s.stalls),
                 ..snapshot.clone()
             },
         });
@@ -163,6 +164,7 @@ mod tests {
         Snapshot {
             events: EventCounts::new(),
             faults: [("translation.level3".to_owned(), faults)].into(),
+            stalls: EventCounts::new(),
             exits: EventCounts::new(),
             gauges: EventCounts::new(),
             resident_bytes: vec![[(4096, small)].into()],

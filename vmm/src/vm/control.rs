@@ -7,11 +7,12 @@ use granule_types::units::Bytes;
 use serde_json::{Value, json};
 
 use super::{
-    api_request::{ApiRequest, Response, error_response},
+    api_request::{ApiRequest, Body, Response, error_response},
     boot_stats::BootStats,
     builder::Vm,
     config::VmConfig,
-    stats::StatsReader,
+    metrics,
+    stats::{Snapshot, StatsReader},
     vcpu::RunState,
 };
 use crate::kvm::{KvmError, memslot::DirtyLog};
@@ -62,13 +63,16 @@ impl<'a> VmController<'a> {
             ApiRequest::Stop => self.is_stop_requested = true,
             ApiRequest::Memory => return self.memory(),
             ApiRequest::Collapse => return self.collapse(),
-            ApiRequest::Counters => return self.counters(),
+            ApiRequest::Counters => return self.counters(|snapshot| json!(snapshot).into()),
+            ApiRequest::Metrics => {
+                return self.counters(|snapshot| Body::Metrics(metrics::text(snapshot)));
+            }
             ApiRequest::DirtyLogging(on) => return to_response(self.set_dirty_logging(on)),
             ApiRequest::DirtyPages => return to_response(self.dirty_pages()),
             ApiRequest::ClearDirtyLog => return to_response(self.clear_dirty_logs()),
             ApiRequest::ResizeBalloon(size) => return self.set_balloon(size),
         }
-        (200, self.state())
+        (200, self.state().into())
     }
 
     fn state(&self) -> Value {
@@ -120,7 +124,7 @@ impl<'a> VmController<'a> {
                 "reported_bytes": balloon.reported_size().0,
             })
         });
-        (200, json!({ "zones": zones, "balloon": balloon }))
+        (200, json!({ "zones": zones, "balloon": balloon }).into())
     }
 
     /// Collapses the memory of each zone and reports the results.
@@ -130,7 +134,7 @@ impl<'a> VmController<'a> {
             Ok(obtained) => json!({ "start": ram.start().0, "resident": obtained.resident_bytes }),
             Err(error) => json!({ "start": ram.start().0, "error": error.to_string() }),
         });
-        (200, json!({ "zones": zones.collect::<Vec<_>>() }))
+        (200, json!({ "zones": zones.collect::<Vec<_>>() }).into())
     }
 
     fn set_balloon(&self, size: Bytes) -> Response {
@@ -138,12 +142,13 @@ impl<'a> VmController<'a> {
             return error_response(409, "the VM has no balloon: start it with --balloon on");
         };
         balloon.set_target(size);
-        (200, json!({ "wanted_bytes": size.0, "actual_bytes": balloon.actual_size().0 }))
+        let sizes = json!({ "wanted_bytes": size.0, "actual_bytes": balloon.actual_size().0 });
+        (200, sizes.into())
     }
 
-    fn counters(&mut self) -> Response {
+    fn counters(&mut self, body: impl FnOnce(&Snapshot) -> Body) -> Response {
         match self.reader.read() {
-            Ok(snapshot) => (200, json!(snapshot)),
+            Ok(snapshot) => (200, body(&snapshot)),
             Err(error) => error_response(500, &error.to_string()),
         }
     }
@@ -215,7 +220,7 @@ impl<'a> VmController<'a> {
 
 fn to_response(result: Result<Value, KvmError>) -> Response {
     match result {
-        Ok(value) => (200, value),
+        Ok(value) => (200, value.into()),
         Err(error @ KvmError::NotLogging) => {
             error_response(409, &format!("{error}: POST /v1/dirty/start first"))
         }

@@ -53,6 +53,8 @@ pub struct Snapshot {
     /// Stage-2 aborts by type and level, and by access.
     pub faults: EventCounts,
     pub exits: EventCounts,
+    /// [Stalls](super::stalls) of vCPUs.
+    pub stalls: EventCounts,
     /// KVM's instant statistics: mapped pages by size.
     pub gauges: EventCounts,
     /// Bytes resident in the host by page size, for each zone.
@@ -88,6 +90,8 @@ impl StatsReader {
             ("interrupted", load(&self.exits.interruptions)),
             ("other", load(&self.exits.other_exits)),
         ];
+        let mut stalls = EventCounts::new();
+        self.exits.mmio_stalls.add_to(&mut stalls, "mmio");
         let zones = self.zones.iter();
         let resident = zones
             .map(|ram| Ok(ram.resident_pages()?.resident_bytes))
@@ -97,6 +101,7 @@ impl StatsReader {
             events,
             faults: self.counters.aborts.read()?,
             exits: exits.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
+            stalls,
             gauges: self.statistics.read(StatisticKind::Instant)?,
             resident_bytes: resident,
             stage2_tables: refreshed_stage2_table_bytes()

@@ -14,6 +14,7 @@ use std::{
         mpsc,
     },
     thread,
+    time::Instant,
 };
 
 use granule_types::units::GuestAddress;
@@ -28,6 +29,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     outcome::VmOutcome,
     seccomp::{ThreadRole, confine_optionally},
+    stalls::StallHistogram,
 };
 use crate::{
     arch,
@@ -56,6 +58,8 @@ pub struct ExitCounters {
     pub mmio_reads: AtomicU64,
     /// Stores to device registers that no ioeventfd handles.
     pub mmio_writes: AtomicU64,
+    /// Time of these loads and stores.
+    pub mmio_stalls: StallHistogram,
     /// Exits caused by a signal.
     pub interruptions: AtomicU64,
     pub other_exits: AtomicU64,
@@ -231,14 +235,18 @@ impl VcpuRunner {
         let failure = match self.fd.run() {
             Ok(VcpuExit::MmioRead(address, data)) => {
                 count(&exits.mmio_reads);
+                let start = Instant::now();
                 context.bus.read(GuestAddress(address), data);
+                exits.mmio_stalls.record(start.elapsed());
                 return None;
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
                 let address = GuestAddress(address);
                 count(&exits.mmio_writes);
+                let start = Instant::now();
                 context.bus.write(address, data);
                 context.wait_for_console(address);
+                exits.mmio_stalls.record(start.elapsed());
                 return None;
             }
             Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if context.rings.is_some() => {

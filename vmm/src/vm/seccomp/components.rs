@@ -76,7 +76,7 @@ fn run_confined(socket: BoundSocket, disk: Disk, stats: StatsFile) {
             None => thread::sleep(Duration::from_millis(1)),
         }
     };
-    request.respond((200, json!({ "state": "running" })));
+    request.respond((200, json!({ "state": "running" }).into()));
     run_console();
     allocate_guest_memory();
     let disk = Driver::new(Box::new(Block::new(disk, "disk0")));

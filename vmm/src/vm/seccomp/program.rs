@@ -21,7 +21,7 @@ const THIS_ARCHITECTURE: u32 = 0xc000_00b7; // AUDIT_ARCH_AARCH64
 #[cfg(target_arch = "x86_64")]
 const THIS_ARCHITECTURE: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
 
-/// What a filter does with a system call.
+/// Action of a filter for a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     /// Raises SIGSYS.

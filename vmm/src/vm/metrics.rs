@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Statistics of a VM in the text format of Prometheus, version 0.0.4
+//! (<https://prometheus.io/docs/instrumenting/exposition_formats>).
+
+use std::fmt::{Display, Write as _};
+
+use granule_types::record::EventCounts;
+
+use super::stats::Snapshot;
+
+/// Returns the metrics of a VM. Values that the host does not report are absent.
+pub fn text(snapshot: &Snapshot) -> String {
+    let mut text = String::new();
+    let mut add_counts = |name: &str, help: &str, label: &str, counts: &EventCounts| {
+        let samples = counts.iter().map(|(value, count)| (format!("{label}=\"{value}\""), count));
+        add_family(&mut text, name, "counter", help, samples);
+    };
+    add_counts(
+        "granule_events_total",
+        "Events of the host kernel and statistics of KVM.",
+        "event",
+        &snapshot.events,
+    );
+    add_counts("granule_stage2_faults_total", "Stage-2 aborts.", "kind", &snapshot.faults);
+    add_counts("granule_exits_total", "Exits of vCPUs to the program.", "reason", &snapshot.exits);
+    let pages =
+        snapshot.gauges.iter().map(|(name, value)| (format!("statistic=\"{name}\""), value));
+    add_family(&mut text, "granule_kvm", "gauge", "Statistics of KVM that rise and fall.", pages);
+    let resident = snapshot.resident_bytes.iter().enumerate().flat_map(|(zone, resident)| {
+        let samples = resident.iter();
+        samples.map(move |(page, bytes)| (format!("zone=\"{zone}\",page_bytes=\"{page}\""), bytes))
+    });
+    let help = "Guest memory that is resident in the host, by page size.";
+    add_family(&mut text, "granule_resident_bytes", "gauge", help, resident);
+    let tables = snapshot.stage2_tables.iter().map(|bytes| (String::new(), bytes));
+    let help = "Growth of the host's stage-2 tables since the VM was built.";
+    add_family(&mut text, "granule_stage2_table_bytes", "gauge", help, tables);
+    let overhead = snapshot.overhead.iter().map(|bytes| (String::new(), bytes));
+    let help = "Resident memory of the program outside guest memory.";
+    add_family(&mut text, "granule_overhead_bytes", "gauge", help, overhead);
+    add_stalls(&mut text, &snapshot.stalls);
+    text
+}
+
+/// Adds a family of samples, each with its labels, unless there is none.
+fn add_family<T: Display>(
+    text: &mut String,
+    name: &str,
+    kind: &str,
+    help: &str,
+    samples: impl Iterator<Item = (String, T)>,
+) {
+    let mut samples = samples.peekable();
+    if samples.peek().is_none() {
+        return;
+    }
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    for (labels, value) in samples {
+        let _ = match labels.is_empty() {
+            true => writeln!(text, "{name} {value}"),
+            false => writeln!(text, "{name}{{{labels}}} {value}"),
+        };
+    }
+}
+
+/// Adds the histogram of the stalls by device emulation, in seconds.
+fn add_stalls(text: &mut String, stalls: &EventCounts) {
+    const NAME: &str = "granule_mmio_stall_seconds";
+    let (Some(count), Some(sum)) = (stalls.get("mmio.count"), stalls.get("mmio.ns")) else {
+        return;
+    };
+    let bound = |name: &str| name.strip_prefix("mmio.le-")?.parse::<u64>().ok();
+    let mut buckets: Vec<_> =
+        stalls.iter().filter_map(|(name, count)| Some((bound(name)?, count))).collect();
+    buckets.sort_unstable();
+    let _ = writeln!(text, "# HELP {NAME} Time of vCPUs in the emulation of a device.");
+    let _ = writeln!(text, "# TYPE {NAME} histogram");
+    for (bound, count) in buckets {
+        let _ = writeln!(text, "{NAME}_bucket{{le=\"{}\"}} {count}", seconds(bound));
+    }
+    let _ = writeln!(text, "{NAME}_bucket{{le=\"+Inf\"}} {count}");
+    let _ = writeln!(text, "{NAME}_sum {}\n{NAME}_count {count}", seconds(*sum));
+}
+
+/// Returns nanoseconds as decimal seconds, exactly.
+fn seconds(nanoseconds: u64) -> String {
+    format!("{}.{:09}", nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, time::Duration};
+
+    use super::*;
+    use crate::vm::stalls::StallHistogram;
+
+    fn counts(name: &str, count: u64) -> EventCounts {
+        [(name.to_owned(), count)].into()
+    }
+
+    #[test]
+    fn each_statistic_is_a_metric_and_an_absent_one_is_not() {
+        let stall = StallHistogram::default();
+        stall.record(Duration::from_nanos(1_500));
+        let mut stalls = EventCounts::new();
+        stall.add_to(&mut stalls, "mmio");
+        let snapshot = Snapshot {
+            events: counts("kvm_exit", 7),
+            faults: counts("translation.level2", 3),
+            exits: counts("mmio-reads", 2),
+            gauges: EventCounts::new(),
+            resident_bytes: vec![BTreeMap::new(), [(2 << 20, 4 << 20)].into()],
+            stage2_tables: Some(4096),
+            overhead: None,
+            stalls,
+        };
+
+        let text = text(&snapshot);
+
+        let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        for expected in [
+            "granule_events_total{event=\"kvm_exit\"} 7",
+            "granule_stage2_faults_total{kind=\"translation.level2\"} 3",
+            "granule_exits_total{reason=\"mmio-reads\"} 2",
+            "granule_resident_bytes{zone=\"1\",page_bytes=\"2097152\"} 4194304",
+            "granule_stage2_table_bytes 4096",
+            "granule_mmio_stall_seconds_bucket{le=\"0.000001000\"} 0",
+            "granule_mmio_stall_seconds_bucket{le=\"0.000004000\"} 1",
+            "granule_mmio_stall_seconds_bucket{le=\"+Inf\"} 1",
+            "granule_mmio_stall_seconds_sum 0.000001500",
+            "granule_mmio_stall_seconds_count 1",
+        ] {
+            assert!(samples.contains(&expected), "{expected}: {text}");
+        }
+        assert_eq!(text.matches("# TYPE").count(), 6, "{text}");
+        assert_eq!(samples.len(), 5 + 13, "{text}");
+    }
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Stalls of vCPUs: the time that a vCPU is not in the guest because the program emulates a device
+//! for it, as a histogram. Stalls that the kernel ends by itself, such as those of stage-2 faults, have
+//! no exit to user space and are not included.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use granule_types::record::EventCounts;
+
+/// Upper bounds of the buckets in nanoseconds, each four times the one before; the last bucket has
+/// none.
+const BOUNDS: [u64; 10] = [
+    1_000,
+    4_000,
+    16_000,
+    64_000,
+    256_000,
+    1_024_000,
+    4_096_000,
+    16_384_000,
+    65_536_000,
+    262_144_000,
+];
+
+/// Histogram of durations, which many threads update.
+#[derive(Debug, Default)]
+pub struct StallHistogram {
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    nanoseconds: AtomicU64,
+}
+
+impl StallHistogram {
+    pub fn record(&self, stall: Duration) {
+        let nanoseconds = u64::try_from(stall.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS.partition_point(|bound| *bound < nanoseconds);
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// Adds the histogram to `counts`: as `CAUSE.le-NANOSECONDS` the stalls up to each bound, as
+    /// `CAUSE.count` all of them, and as `CAUSE.ns` their sum.
+    pub fn add_to(&self, counts: &mut EventCounts, cause: &str) {
+        let mut stalls = 0;
+        let buckets = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
+        let names = BOUNDS.iter().map(|bound| format!("le-{bound}"));
+        for (name, count) in names.chain(["count".to_owned()]).zip(buckets) {
+            stalls += count;
+            counts.insert(format!("{cause}.{name}"), stalls);
+        }
+        counts.insert(format!("{cause}.ns"), self.nanoseconds.load(Ordering::Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_counts_in_each_bucket_whose_bound_it_does_not_exceed() {
+        let histogram = StallHistogram::default();
+        for nanoseconds in [0, 1_000, 1_001, 300_000, 10_000_000_000] {
+            histogram.record(Duration::from_nanos(nanoseconds));
+        }
+        let mut counts = EventCounts::new();
+
+        histogram.add_to(&mut counts, "mmio");
+
+        for (name, count) in [
+            ("mmio.le-1000", 2),
+            ("mmio.le-4000", 3),
+            ("mmio.le-256000", 3),
+            ("mmio.le-1024000", 4),
+            ("mmio.le-262144000", 4),
+            ("mmio.count", 5),
+            ("mmio.ns", 10_000_302_001),
+        ] {
+            assert_eq!(counts[name], count, "{name}");
+        }
+        assert_eq!(counts.len(), BOUNDS.len() + 2);
+    }
+}
