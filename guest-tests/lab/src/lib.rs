@@ -51,6 +51,7 @@ mod host {
     pub mod page_cache_load;
     pub mod program;
     pub mod tlb;
+    pub mod vmm;
     pub mod zap;
 }
 

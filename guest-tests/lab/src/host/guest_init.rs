@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, mount};
 use crate::host::kernel_tables::KernelTables;
 
 /// Path of the file that identifies the initramfs of a guest. It is empty, or contains
-/// [`KERNEL_TABLES`] or the arguments of the program to run instead of the checks, as a JSON array.
+/// [`KERNEL_TABLES`], [`MARKED_INIT`] or the arguments of the program to run instead of the checks, as a JSON array.
 pub const MARKER_PATH: &str = "/guest";
 /// Line printed when PID 1 starts.
 pub const INIT_STARTED: &str = "granule-guest: init";
@@ -20,6 +20,8 @@ pub const CHECKS_PASSED: &str = "granule-guest: works";
 
 /// Content of the file at [`MARKER_PATH`] of a guest that reports its page tables.
 pub const KERNEL_TABLES: &str = "kernel-tables";
+/// Content of the file at [`MARKER_PATH`] of a guest that marks its start, because its VMM does not.
+pub const MARKED_INIT: &str = "marked-init";
 /// Start of the line with the report of a guest's page tables.
 const TABLES_PREFIX: &str = "granule-guest: kernel tables ";
 

@@ -66,6 +66,10 @@ pub fn run_as_pid_1() -> bool {
     } else if let Ok(argv) = fs::read_to_string(guest_init::MARKER_PATH) {
         match argv.as_str() {
             "" => guest_init::check_guest(),
+            guest_init::MARKED_INIT => {
+                mark::begin_guest_init();
+                guest_init::check_guest();
+            }
             guest_init::KERNEL_TABLES => guest_init::report_tables(mount_all()),
             argv => run_guest_program(argv),
         }

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use granule_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -103,6 +104,12 @@ impl Program {
         Ok(())
     }
 
+    /// Returns the memory of the archive and of its unpacked files, which may occupy half of the
+    /// memory.
+    pub fn initramfs_memory(&self) -> Bytes {
+        Bytes((self.size * 4).next_multiple_of(Bytes::gib(1).0))
+    }
+
     /// Returns the paths in the initramfs of all files, with their sources.
     pub fn sources(&self) -> impl Iterator<Item = (&str, &PathBuf)> {
         self.files.iter().filter_map(|file| Some((&*file.path, file.source.as_ref()?)))
@@ -176,7 +183,7 @@ pub fn guest_mode_number(test: &[u8], mode: u32) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
     /// Returns an ELF file of a machine with one program header.
@@ -189,6 +196,11 @@ mod tests {
         file[56] = 1;
         file[64..68].copy_from_slice(&header_type.to_le_bytes());
         file
+    }
+
+    /// Returns the file of a static arm64 program.
+    pub fn arm64_program() -> Vec<u8> {
+        elf(EM_AARCH64, 1)
     }
 
     fn check(content: &[u8]) -> String {

@@ -32,6 +32,7 @@ use crate::{
         hold::{GdbSocket, HoldError, ResolvedHold},
         initramfs::{self, ArchiveEntry},
         job::{FACTS_PATH, JOB_PATH, KERNEL_TEST_PATH, receive_report},
+        program::Program,
     },
     jobs::{
         JobResult, boot,
@@ -229,6 +230,7 @@ impl Executor {
             .into_iter()
             .chain(job.kernel_test.iter().map(|test| ("test", test)))
             .chain(job.program.iter().flat_map(|run| run.program.sources()))
+            .chain(job.vmm.iter().flat_map(Program::sources))
             .chain(guest.map(|(file, path)| (*path, file)));
         for (name, file) in files {
             let hash = file.is_file().then(|| self.hashes.sha256(file)).transpose()?;
@@ -311,6 +313,7 @@ impl Executor {
         if let (Some(run), None) = (&job.program, &job.guest) {
             contents.extend(run.program.entries());
         }
+        contents.extend(job.vmm.iter().flat_map(Program::entries));
         contents.extend(
             job.kernel_test.iter().map(|test| ArchiveEntry::program(KERNEL_TEST_PATH, test)),
         );
@@ -406,6 +409,9 @@ fn resolve_hold(kernel: &Kernel, job: &PlannedJob) -> Result<Option<ResolvedHold
 fn guest_text(job: &PlannedJob) -> Result<String, CommandError> {
     if job.guest.as_ref().is_some_and(|guest| guest.reports_kernel_tables) {
         return Ok(guest_init::KERNEL_TABLES.to_owned());
+    }
+    if job.vmm.is_some() {
+        return Ok(guest_init::MARKED_INIT.to_owned());
     }
     let program = job.program.as_ref().map(|run| serde_json::to_string(&run.argv));
     Ok(program.transpose().map_err(unserializable)?.unwrap_or_default())

@@ -49,7 +49,10 @@ fn planned_jobs(options: &Options, page_size: PageSize, tests: &[Invocation]) ->
             tests.iter().map(|(path, arguments)| selftest(host, path, arguments)).collect()
         }
         Workload::Guest(matrix) => {
-            let backings = [backings, vec![Backing::Shmem, Backing::SharedHugetlb]].concat();
+            let backings = match matrix.vmm {
+                None => [backings, vec![Backing::Shmem, Backing::SharedHugetlb]].concat(),
+                Some(_) => vec![Backing::Anonymous],
+            };
             matrix.load.combinations(backings, |backing, vcpus, seed| {
                 guest_boot(host, matrix, backing, vcpus, seed)
             })
@@ -120,7 +123,7 @@ fn host_program(host: Host<'_>, matrix: &ProgramMatrix, cpus: u32, seed: u64) ->
     let run = ProgramRun::in_host(matrix, cpus, seed);
     let argv = run.argv.clone();
     let name = format!("{}-{cpus}cpu-seed{seed}", run.name());
-    let memory = Bytes(GIB + run.initramfs_memory().0);
+    let memory = Bytes(GIB + run.program.initramfs_memory().0);
     let mut planned = PlannedJob::new(host, name, (cpus, memory), argv, HugePagePools::new());
     planned.job.seed = seed;
     planned.program = Some(run);
@@ -145,7 +148,7 @@ fn guest_program(
     let mut planned =
         run_guest(host, guest, (backing, memory, vcpus, seed), pools, &matrix.run_arg);
     planned.name = format!("{}-{}", run.name(), planned.name);
-    planned.machine.memory.0 += run.initramfs_memory().0;
+    planned.machine.memory.0 += run.program.initramfs_memory().0;
     // The guest's PID 1 marks the program, so that its boot is not counted.
     planned.job.has_unmarked_program = false;
     planned.program = Some(run);
@@ -165,7 +168,14 @@ fn guest_boot(
     let (memory, pools) = memory_and_pools(host, backing, size);
     let statistics = ["--stats".to_owned(), RESULTS_PATH.to_owned()];
     let arguments = [&statistics, matrix.run_arg.as_slice()].concat();
-    run_guest(host, guest, (backing, memory, vcpus, seed), pools, &arguments)
+    let mut planned = run_guest(host, guest, (backing, memory, vcpus, seed), pools, &arguments);
+    if let Some(vmm) = &matrix.vmm {
+        planned.job.argv =
+            vmm.argv((LinuxGuest::IMAGE_PATH, LinuxGuest::INITRD_PATH), vcpus, memory);
+        planned.machine.memory.0 += vmm.program.initramfs_memory().0;
+        planned.vmm = Some(vmm.program.clone());
+    }
+    planned
 }
 
 /// Returns the job that runs a selftest.

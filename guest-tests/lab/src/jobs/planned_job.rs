@@ -12,6 +12,7 @@ use crate::{
     host::{
         emulator::EmulatedMachine,
         job::{Job, OwnWork},
+        program::Program,
         zap::Zap,
     },
     jobs::{guest::LinuxGuest, program_run::ProgramRun},
@@ -36,6 +37,10 @@ pub struct PlannedJob {
     pub kernel_test: Option<PathBuf>,
     /// Guest to add to the initramfs.
     pub guest: Option<LinuxGuest>,
+    /// vCPUs of the guest.
+    pub guest_vcpus: u32,
+    /// User's VMM that boots the guest, to add to the initramfs of the host.
+    pub vmm: Option<Program>,
     /// User's program to add to the initramfs of the host or of the guest.
     pub program: Option<ProgramRun>,
     /// Measurement of the page tables that the kernel builds when it boots.
@@ -103,6 +108,8 @@ impl PlannedJob {
             },
             kernel_test: None,
             guest: None,
+            guest_vcpus: 0,
+            vmm: None,
             program: None,
             boot: None,
         }
@@ -148,6 +155,7 @@ pub fn run_guest(
     planned.job.seed = seed;
     planned.job.expect = guest.script.clone();
     planned.guest = Some(guest);
+    planned.guest_vcpus = vcpus;
     planned
 }
 

@@ -64,12 +64,6 @@ impl ProgramRun {
         format!("program-{name}")
     }
 
-    /// Returns the memory of the archive and of its unpacked files, which may occupy half of the
-    /// memory.
-    pub fn initramfs_memory(&self) -> Bytes {
-        Bytes((self.program.size * 4).next_multiple_of(Bytes::gib(1).0))
-    }
-
     pub fn is_in_guest(&self) -> bool {
         self.engine == GUEST_PROGRAM
     }

@@ -192,7 +192,12 @@ impl Options {
             }
             CheckedTest::Guest => {
                 let load = load.or(small.load.without_size());
-                Workload::Guest(GuestMatrix { distribution: None, load, run_arg: test_arg })
+                Workload::Guest(GuestMatrix {
+                    distribution: None,
+                    load,
+                    vmm: None,
+                    run_arg: test_arg,
+                })
             }
             CheckedTest::Boot => {
                 common.host.smp.get_or_insert(BOOT_CPUS);

@@ -14,7 +14,10 @@ use serde::{Deserialize, Serialize};
 use super::{BootMatrix, ZapMatrix, cpu_count_parser};
 use crate::{
     LabError,
-    host::program::{Program, check_static_arm64},
+    host::{
+        program::{Program, check_static_arm64},
+        vmm::Vmm,
+    },
     values::{LinuxVersion, PageSize},
 };
 
@@ -140,6 +143,13 @@ pub struct GuestMatrix {
     pub(crate) distribution: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) load: Load,
+    /// Boot the guests with this VMM in place of `granule run`: a static arm64 program, or a directory
+    /// with a program `run` and its data, and its arguments, in which {kernel}, {initrd}, {vcpus} and
+    /// {mebibytes} are replaced. It selects the backing itself: -s reserves the pages [default: base
+    /// pages]
+    #[arg(long, value_name = "COMMAND", value_parser = Vmm::parse,
+          conflicts_with_all = ["distribution", "run_arg"])]
+    pub(crate) vmm: Option<Vmm>,
     /// Additional argument of `granule run`
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     pub(crate) run_arg: Vec<String>,

@@ -2,7 +2,8 @@
 //! Figures of one guest boot.
 //!
 //! `granule run` writes its statistics to the results file and executes
-//! [marks](granule_types::mark). *Start* ends at the guest's first instruction; *to init* and *to
+//! [marks](granule_types::mark). Of a user's VMM there are counts only, from the start of the program.
+//! *Start* ends at the guest's first instruction; *to init* and *to
 //! login* last from there to the guest's PID 1 and to the login prompt. Faults and CMOs are those
 //! of the whole run; counts include host and guest. The columns of `paging_init()` are those of the
 //! guest's kernel, if it has a `System.map`.
@@ -59,9 +60,10 @@ pub struct BootFigures {
 type BootColumn = (&'static str, fn(u64) -> String);
 
 /// Columns of the report. Instructions are counted if a mark ends their segment.
-pub const BOOT_COLUMNS: [BootColumn; 13] = [
+pub const BOOT_COLUMNS: [BootColumn; 14] = [
     ("start M instr.", format_millions),
     ("to init M instr.", format_millions),
+    ("whole M instr.", format_millions),
     ("to init ms", format_millions),
     ("to login ms", format_millions),
     ("memory faults", |count| count.to_string()),
@@ -76,12 +78,12 @@ pub const BOOT_COLUMNS: [BootColumn; 13] = [
 ];
 
 /// Indices in [`BOOT_COLUMNS`] of the columns with charts.
-pub const TO_INIT_COLUMN: usize = 2;
-pub const TO_LOGIN_COLUMN: usize = 3;
-pub const FAULTS_COLUMN: usize = 4;
-pub const DC_CIVAC_COLUMN: usize = 5;
+pub const TO_INIT_COLUMN: usize = 3;
+pub const TO_LOGIN_COLUMN: usize = 4;
+pub const FAULTS_COLUMN: usize = 5;
+pub const DC_CIVAC_COLUMN: usize = 6;
 /// Index of the first of the last columns, which a report omits if no guest has them.
-pub const PAGING_COLUMN: usize = 10;
+pub const PAGING_COLUMN: usize = 11;
 
 impl BootFigures {
     pub fn from_outcome(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
@@ -90,10 +92,12 @@ impl BootFigures {
         if !outcome.report.stdout.contains(guest_init::CHECKS_PASSED) {
             return Err(failed("printed no report of the guest's PID 1"));
         }
-        let mut argv = job.job.argv.iter().skip_while(|word| *word != "--vcpus");
-        let vcpus = format!("vcpus {}", argv.nth(1).map_or("", String::as_str));
+        let vcpus = format!("vcpus {}", job.guest_vcpus);
         if !outcome.report.stdout.contains(&format!("{vcpus},")) {
             return Err(failed(&format!("printed no report of a guest with {vcpus}")));
+        }
+        if job.vmm.is_some() {
+            return Ok(Self::from_counts(&outcome.segments));
         }
         let statistics: BootStatistics =
             serde_json::from_str(&outcome.report.results).map_err(JobError::Statistics)?;
@@ -120,24 +124,6 @@ impl BootFigures {
             }
         }
         let ready = statistics.marks.iter().find(|(mark, _)| *mark == LOGIN_READY);
-        let marks = [mark::UNMARKED_PROGRAM, mark::GUEST, mark::GUEST_INIT];
-        let count = |selected: fn(&str) -> bool| {
-            segments
-                .iter()
-                .filter(|segment| marks.contains(&segment.mark))
-                .flat_map(|segment| &segment.counts)
-                .filter(|(name, _)| selected(name))
-                .map(|(_, count)| count)
-                .sum()
-        };
-        // A span divides the segment of its mark.
-        let instructions = |mark: u8, until: u8| -> Option<u64> {
-            let at = segments.iter().position(|segment| segment.mark == mark)?;
-            let of_mark = segments[at..].iter().take_while(|segment| segment.mark == mark).count();
-            segments.get(at + of_mark).filter(|next| next.mark == until)?;
-            let counts = segments[at..at + of_mark].iter();
-            counts.map(|segment| segment.counts.get("instructions").copied()).sum()
-        };
         let paging = span_counts(segments, 0).ok();
         let paging = |selected: fn(&str) -> bool| {
             let counts = paging.as_ref()?.iter().filter(|(name, _)| selected(name));
@@ -145,13 +131,14 @@ impl BootFigures {
         };
         Some(Self {
             values: [
-                instructions(mark::UNMARKED_PROGRAM, mark::GUEST),
-                instructions(mark::GUEST, mark::GUEST_INIT),
+                instructions(segments, mark::UNMARKED_PROGRAM, mark::GUEST),
+                instructions(segments, mark::GUEST, mark::GUEST_INIT),
+                Some(count(segments, |name| name == "instructions")),
                 Some(boot.ns),
                 ready.map(|(_, ns)| ns.saturating_sub(start.ns)),
                 faults,
-                Some(count(|name| name == "DC CIVAC")),
-                Some(count(is_stage2_tlbi)),
+                Some(count(segments, |name| name == "DC CIVAC")),
+                Some(count(segments, is_stage2_tlbi)),
                 last.stage2_tables,
                 Some(last.resident_bytes.iter().flat_map(BTreeMap::values).sum()),
                 last.overhead,
@@ -163,6 +150,18 @@ impl BootFigures {
         })
     }
 
+    /// Returns the figures of a boot by a VMM without statistics.
+    fn from_counts(segments: &[SegmentLine]) -> Self {
+        let mut values = [None; BOOT_COLUMNS.len()];
+        // The VMM may have marks of its own.
+        let init = segments.iter().position(|segment| segment.mark == mark::GUEST_INIT);
+        values[1] = init.map(|init| count(&segments[..init], |name| name == "instructions"));
+        values[2] = Some(count(segments, |name| name == "instructions"));
+        values[DC_CIVAC_COLUMN] = Some(count(segments, |name| name == "DC CIVAC"));
+        values[DC_CIVAC_COLUMN + 1] = Some(count(segments, is_stage2_tlbi));
+        Self { values, faults_by_level: BTreeMap::new() }
+    }
+
     pub fn cells(&self) -> [String; BOOT_COLUMNS.len()] {
         let mut values = self.values.iter();
         BOOT_COLUMNS.map(|(_, format)| {
@@ -170,6 +169,24 @@ impl BootFigures {
             value.map_or_else(|| "–".to_owned(), format)
         })
     }
+}
+
+/// Returns the sum of counts of the whole run.
+fn count(segments: &[SegmentLine], selected: fn(&str) -> bool) -> u64 {
+    let marks = [mark::UNMARKED_PROGRAM, mark::GUEST, mark::GUEST_INIT];
+    let segments = segments.iter().filter(|segment| marks.contains(&segment.mark));
+    let counts = segments.flat_map(|segment| &segment.counts);
+    counts.filter(|(name, _)| selected(name)).map(|(_, count)| count).sum()
+}
+
+/// Returns the instructions from a mark until the mark `until`, if this is the next one. A span
+/// divides the segment of its mark.
+fn instructions(segments: &[SegmentLine], mark: u8, until: u8) -> Option<u64> {
+    let at = segments.iter().position(|segment| segment.mark == mark)?;
+    let of_mark = segments[at..].iter().take_while(|segment| segment.mark == mark).count();
+    segments.get(at + of_mark).filter(|next| next.mark == until)?;
+    let counts = segments[at..at + of_mark].iter();
+    counts.map(|segment| segment.counts.get("instructions").copied()).sum()
 }
 
 /// Formats instructions in millions, or nanoseconds in milliseconds.
@@ -251,12 +268,35 @@ pub mod tests {
     }
 
     #[test]
+    fn a_boot_without_statistics_has_its_counts() {
+        let line = |mark: u8, counts: &str| {
+            format!(
+                "{{\"mark\":{mark},\"time\":{{\"elapsed\":1,\"work\":1,\"starved\":0}},\
+                 \"counts\":{{{counts}}}}}\n"
+            )
+        };
+        let text = [
+            line(mark::PHASE_END, r#""instructions":170000000"#),
+            line(mark::UNMARKED_PROGRAM, r#""instructions":11400000,"DC CIVAC":7"#),
+            line(mark::GUEST, r#""instructions":20000000"#),
+            line(mark::GUEST_INIT, r#""instructions":80000000,"TLBI VMALLS12E1IS":2"#),
+            line(mark::PHASE_END, r#""instructions":9"#),
+            "{\"end\":true,\"segments\":5}\n".to_owned(),
+        ];
+
+        let figures = BootFigures::from_counts(&read_segments(&text.concat()).unwrap());
+
+        let expected = "– | 31.400 | 111.400 | – | – | – | 7 | 2 | – | – | – | – | – | –";
+        assert_eq!(figures.cells().join(" | "), expected);
+    }
+
+    #[test]
     fn figures_are_sums_over_the_whole_run() {
         let figures = sample(100);
 
         assert_eq!(
             figures.cells().join(" | "),
-            "30.106 | 290.000 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K | – | – | –"
+            "30.106 | 290.000 | 320.107 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K | – | – | –"
         );
         let levels = [("translation.level2", 14), ("translation.level3", 101)];
         assert_eq!(figures.faults_by_level, levels.map(|(name, n)| (name.to_owned(), n)).into());
