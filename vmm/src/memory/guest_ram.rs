@@ -215,18 +215,20 @@ impl GuestRam {
         }
     }
 
-    /// Populates the region if requested and verifies the result.
+    /// Populates the region and verifies the result, if requested. Otherwise nothing is resident that
+    /// could be verified.
     fn populate(&self) -> Result<(), MemoryError> {
-        if self.options.prefault {
-            let cpus = match self.options.populates_in_parallel {
-                true => thread::available_parallelism().map_or(1, usize::from),
-                false => 1,
-            };
-            let useful = usize::try_from(self.size().0 / MIN_POPULATE_PER_THREAD.0);
-            self.mapping.populate(cpus.min(useful.unwrap_or(usize::MAX)).max(1))?;
+        if !self.options.prefault {
+            return Ok(());
         }
+        let cpus = match self.options.populates_in_parallel {
+            true => thread::available_parallelism().map_or(1, usize::from),
+            false => 1,
+        };
+        let useful = usize::try_from(self.size().0 / MIN_POPULATE_PER_THREAD.0);
+        self.mapping.populate(cpus.min(useful.unwrap_or(usize::MAX)).max(1))?;
         let resident = Bytes(self.checked_resident_pages()?.resident_bytes.values().sum());
-        if self.options.prefault && resident < self.size() {
+        if resident < self.size() {
             return Err(MemoryError::Unexpected(format!(
                 "only {resident} of {} are resident after populating: free memory on the host",
                 self.size()
