@@ -11,7 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_types::units::Bytes;
+use granule_types::{record::EventCounts, units::Bytes};
+use granule_vmm::vm::stalls::buckets;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{CommandOutcome, CommandResult, write_stdout};
@@ -38,16 +39,14 @@ struct State {
     memory_bytes: u64,
 }
 
-type Counts = BTreeMap<String, u64>;
-
 /// Answer to `GET /v1/counters`.
 #[derive(Debug, Default, Deserialize)]
 struct Counters {
-    events: Counts,
-    faults: Counts,
-    exits: Counts,
+    events: EventCounts,
+    faults: EventCounts,
+    exits: EventCounts,
     #[serde(default)]
-    stalls: Counts,
+    stalls: EventCounts,
     resident: Vec<BTreeMap<u64, u64>>,
     stage2_tables: Option<u64>,
     overhead: Option<u64>,
@@ -119,15 +118,15 @@ fn screen(state: &State, now: &Counters, last: Option<(Duration, &Counters)>) ->
         ("exit", &now.exits, &before.exits),
         ("event", &now.events, &before.events),
     ] {
+        let since = counted_since(before, now);
         for (name, count) in now.iter().filter(|(_, count)| **count > 0) {
             let rate = elapsed.map_or_else(String::new, |time| {
-                let new = count.saturating_sub(before.get(name).copied().unwrap_or(0));
-                format!("{:.0}", new as f64 / time.as_secs_f64())
+                format!("{:.0}", since[name] as f64 / time.as_secs_f64())
             });
             let _ = writeln!(text, "{:<44} {count:>14} {rate:>12}", format!("{group} {name}"));
         }
     }
-    if let Some((mean, bound)) = stall(&now.stalls, &before.stalls) {
+    if let Some((mean, bound)) = stall(&counted_since(&before.stalls, &now.stalls)) {
         let bound = bound.map_or("more".to_owned(), |bound| format!("{bound:?}"));
         let _ = writeln!(text, "\ndevice emulation: mean {mean:?}, 99 of 100 up to {bound}");
     }
@@ -147,18 +146,22 @@ fn screen(state: &State, now: &Counters, last: Option<(Duration, &Counters)>) ->
     text
 }
 
-/// Returns the mean of the stalls between two readings, and the bound of the bucket below which 99 of
-/// 100 are, if there is one. Returns `None` without a stall.
-fn stall(now: &Counts, before: &Counts) -> Option<(Duration, Option<Duration>)> {
-    let new =
-        |name: &str| Some(now.get(name)?.saturating_sub(before.get(name).copied().unwrap_or(0)));
-    let count = new("mmio.count").filter(|count| *count > 0)?;
-    let mean = Duration::from_nanos(new("mmio.ns")? / count);
-    let bounds = now.keys().filter_map(|name| name.strip_prefix("mmio.le-")?.parse::<u64>().ok());
-    let reached = |bound: &u64| {
-        new(&format!("mmio.le-{bound}")).is_some_and(|up_to| up_to * 100 >= count * 99)
+/// Returns what each counter has counted since an earlier reading.
+fn counted_since(before: &EventCounts, now: &EventCounts) -> EventCounts {
+    let new = |(name, count): (&String, &u64)| {
+        (name.clone(), count.saturating_sub(before.get(name).copied().unwrap_or(0)))
     };
-    Some((mean, bounds.filter(reached).min().map(Duration::from_nanos)))
+    now.iter().map(new).collect()
+}
+
+/// Returns the mean of stalls, and the bound of the bucket below which 99 of 100 are, if there is one.
+/// Returns `None` without a stall.
+fn stall(stalls: &EventCounts) -> Option<(Duration, Option<Duration>)> {
+    let count = stalls.get("mmio.count").copied().filter(|count| *count > 0)?;
+    let mean = Duration::from_nanos(stalls.get("mmio.ns")? / count);
+    let mut buckets = buckets(stalls, "mmio").into_iter();
+    let most = buckets.find(|(_, up_to)| up_to * 100 >= count * 99);
+    Some((mean, most.map(|(bound, _)| Duration::from_nanos(bound))))
 }
 
 #[cfg(test)]

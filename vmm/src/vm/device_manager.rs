@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Maximum number of interrupts for devices.
-const MAX_INTERRUPTS: usize = 256;
+const MAX_INTERRUPTS: u32 = 256;
 
 const EVENTFD_ERROR: &str = "a device's eventfd cannot be created";
 
@@ -47,9 +47,8 @@ pub type SharedSerialPort = Arc<Mutex<dyn SerialPort>>;
 /// # Errors
 /// The VM has too many devices.
 pub fn interrupt_count(config: &VirtioConfig) -> Result<u32, VmError> {
-    let count = 1 + config.device_count();
-    let count = (count <= MAX_INTERRUPTS).then(|| u32::try_from(count).ok()).flatten();
-    count.ok_or_else(too_many_devices)
+    let count = u32::try_from(1 + config.device_count()).ok();
+    count.filter(|count| *count <= MAX_INTERRUPTS).ok_or_else(too_many_devices)
 }
 
 /// Adds devices to a VM and its bus.

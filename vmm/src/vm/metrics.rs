@@ -6,7 +6,7 @@ use std::fmt::{Display, Write as _};
 
 use granule_types::record::EventCounts;
 
-use super::stats::Snapshot;
+use super::{stalls::buckets, stats::Snapshot};
 
 /// Returns the metrics of a VM. Values that the host does not report are absent.
 pub fn text(snapshot: &Snapshot) -> String {
@@ -70,13 +70,9 @@ fn add_stalls(text: &mut String, stalls: &EventCounts) {
     let (Some(count), Some(sum)) = (stalls.get("mmio.count"), stalls.get("mmio.ns")) else {
         return;
     };
-    let bound = |name: &str| name.strip_prefix("mmio.le-")?.parse::<u64>().ok();
-    let mut buckets: Vec<_> =
-        stalls.iter().filter_map(|(name, count)| Some((bound(name)?, count))).collect();
-    buckets.sort_unstable();
     let _ = writeln!(text, "# HELP {NAME} Time of vCPUs in the emulation of a device.");
     let _ = writeln!(text, "# TYPE {NAME} histogram");
-    for (bound, count) in buckets {
+    for (bound, count) in buckets(stalls, "mmio") {
         let _ = writeln!(text, "{NAME}_bucket{{le=\"{}\"}} {count}", seconds(bound));
     }
     let _ = writeln!(text, "{NAME}_bucket{{le=\"+Inf\"}} {count}");

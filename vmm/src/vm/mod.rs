@@ -29,7 +29,7 @@ mod sandbox;
 mod seccomp;
 mod signals;
 mod stage2_prefault;
-mod stalls;
+pub mod stalls;
 mod stats;
 pub mod terminal;
 mod vcpu;

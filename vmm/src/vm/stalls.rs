@@ -32,7 +32,11 @@ pub struct StallHistogram {
     nanoseconds: AtomicU64,
 }
 
+/// Start of the name of a bucket in the counts, before its bound.
+const BUCKET_PREFIX: &str = "le-";
+
 impl StallHistogram {
+    /// Adds a stall.
     pub fn record(&self, stall: Duration) {
         let nanoseconds = u64::try_from(stall.as_nanos()).unwrap_or(u64::MAX);
         let bucket = BOUNDS.partition_point(|bound| *bound < nanoseconds);
@@ -45,13 +49,27 @@ impl StallHistogram {
     pub fn add_to(&self, counts: &mut EventCounts, cause: &str) {
         let mut stalls = 0;
         let buckets = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
-        let names = BOUNDS.iter().map(|bound| format!("le-{bound}"));
+        let names = BOUNDS.iter().map(|bound| format!("{BUCKET_PREFIX}{bound}"));
         for (name, count) in names.chain(["count".to_owned()]).zip(buckets) {
             stalls += count;
             counts.insert(format!("{cause}.{name}"), stalls);
         }
         counts.insert(format!("{cause}.ns"), self.nanoseconds.load(Ordering::Relaxed));
     }
+}
+
+/// Returns the buckets of a histogram in `counts`, each with its bound in nanoseconds and the number
+/// of stalls up to it, smallest bound first.
+#[must_use]
+pub fn buckets(counts: &EventCounts, cause: &str) -> Vec<(u64, u64)> {
+    let bound = |name: &str| {
+        let bucket = name.strip_prefix(cause)?.strip_prefix('.')?;
+        bucket.strip_prefix(BUCKET_PREFIX)?.parse().ok()
+    };
+    let mut buckets: Vec<_> =
+        counts.iter().filter_map(|(name, count)| Some((bound(name)?, *count))).collect();
+    buckets.sort_unstable();
+    buckets
 }
 
 #[cfg(test)]
@@ -80,5 +98,8 @@ mod tests {
             assert_eq!(counts[name], count, "{name}");
         }
         assert_eq!(counts.len(), BOUNDS.len() + 2);
+        let read = buckets(&counts, "mmio");
+        assert_eq!(read[..2], [(1_000, 2), (4_000, 3)]);
+        assert_eq!(read.iter().map(|(bound, _)| *bound).collect::<Vec<_>>(), BOUNDS);
     }
 }

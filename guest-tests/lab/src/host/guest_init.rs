@@ -11,7 +11,8 @@ use rustix::mount::{MountFlags, mount};
 use crate::host::kernel_tables::KernelTables;
 
 /// Path of the file that identifies the initramfs of a guest. It is empty, or contains
-/// [`KERNEL_TABLES`], [`MARKED_INIT`] or the arguments of the program to run instead of the checks, as a JSON array.
+/// [`KERNEL_TABLES`], [`MARKED_INIT`] or the arguments of the program to run instead of the checks,
+/// as a JSON array.
 pub const MARKER_PATH: &str = "/guest";
 /// Line printed when PID 1 starts.
 pub const INIT_STARTED: &str = "granule-guest: init";
