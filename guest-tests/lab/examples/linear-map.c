@@ -28,6 +28,22 @@ static unsigned long memory(const char *name)
 	return value;
 }
 
+/* Returns the free pages of the per-CPU lists in KiB, which MemFree does not include */
+static unsigned long listed(void)
+{
+	FILE *file = fopen("/proc/zoneinfo", "r");
+	unsigned long count, pages = 0;
+	char line[256];
+
+	if (!file)
+		fail("/proc/zoneinfo");
+	while (fgets(line, sizeof(line), file))
+		if (sscanf(line, " count: %lu", &count) == 1)
+			pages += count;
+	fclose(file);
+	return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
 /* Prints the linear map's lines of the dump; in 5.10 its end is the first mark */
 static void print_tables(const char *when)
 {
@@ -38,6 +54,7 @@ static void print_tables(const char *when)
 		fail(DUMP);
 	printf("%s: MemTotal %lu\n", when, memory("MemTotal"));
 	printf("%s: MemFree %lu\n", when, memory("MemFree"));
+	printf("%s: listed %lu\n", when, listed());
 	while (fgets(line, sizeof(line), file) && !strcasestr(line, "linear mapping end"))
 		if (!strncmp(line, "0xf", 3))
 			printf("%s: %s", when, line);
