@@ -12,7 +12,7 @@ use std::{
 };
 
 use granule_types::{record::EventCounts, units::Bytes};
-use granule_vmm::vm::stalls::buckets;
+use granule_vmm::vm::stalls::{buckets, causes};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{CommandOutcome, CommandResult, write_stdout};
@@ -126,9 +126,12 @@ fn screen(state: &State, now: &Counters, last: Option<(Duration, &Counters)>) ->
             let _ = writeln!(text, "{:<44} {count:>14} {rate:>12}", format!("{group} {name}"));
         }
     }
-    if let Some((mean, bound)) = stall(&counted_since(&before.stalls, &now.stalls)) {
-        let bound = bound.map_or("more".to_owned(), |bound| format!("{bound:?}"));
-        let _ = writeln!(text, "\ndevice emulation: mean {mean:?}, 99 of 100 up to {bound}");
+    let stalls = counted_since(&before.stalls, &now.stalls);
+    for cause in causes(&stalls) {
+        if let Some((mean, bound)) = stall(&stalls, cause) {
+            let bound = bound.map_or("more".to_owned(), |bound| format!("{bound:?}"));
+            let _ = writeln!(text, "stall {cause}: mean {mean:?}, 99 of 100 up to {bound}");
+        }
     }
     for (zone, resident) in now.resident.iter().enumerate() {
         let pages =
@@ -154,12 +157,13 @@ fn counted_since(before: &EventCounts, now: &EventCounts) -> EventCounts {
     now.iter().map(new).collect()
 }
 
-/// Returns the mean of stalls, and the bound of the bucket below which 99 of 100 are, if there is one.
-/// Returns `None` without a stall.
-fn stall(stalls: &EventCounts) -> Option<(Duration, Option<Duration>)> {
-    let count = stalls.get("mmio.count").copied().filter(|count| *count > 0)?;
-    let mean = Duration::from_nanos(stalls.get("mmio.ns")? / count);
-    let mut buckets = buckets(stalls, "mmio").into_iter();
+/// Returns the mean of the stalls of a cause, and the bound of the bucket below which 99 of 100 are, if
+/// there is one. Returns `None` without a stall.
+fn stall(stalls: &EventCounts, cause: &str) -> Option<(Duration, Option<Duration>)> {
+    let value = |key| stalls.get(&format!("{cause}.{key}")).copied();
+    let count = value("count").filter(|count| *count > 0)?;
+    let mean = Duration::from_nanos(value("ns")? / count);
+    let mut buckets = buckets(stalls, cause).into_iter();
     let most = buckets.find(|(_, up_to)| up_to * 100 >= count * 99);
     Some((mean, most.map(|(bound, _)| Duration::from_nanos(bound))))
 }
@@ -192,7 +196,7 @@ mod tests {
         for expected in [
             format!("event kvm_exit{:>45} {:>12}\n", 100, 30),
             format!("exit mmio-reads{:>44} {:>12}\n", 4, 2),
-            "device emulation: mean 2µs, 99 of 100 up to 4µs\n".to_owned(),
+            "stall mmio: mean 2µs, 99 of 100 up to 4µs\n".to_owned(),
             "resident, zone 0: 8K in 4K, 4M in 2M\n".to_owned(),
             "stage-2 tables: 16K\nbeyond guest memory: 3M\n".to_owned(),
         ] {

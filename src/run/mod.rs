@@ -97,6 +97,10 @@ pub struct Args {
     /// Write statistics of each phase to this file, one JSON object for each boot
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
+    /// Measure the time of vCPUs in stage-2 faults, for the statistics and the control socket;
+    /// requires root. The kernel records each fault and each entry into the guest
+    #[arg(long, value_enum, default_value_t = Switch::Off)]
+    fault_stalls: Switch,
     /// Serve HTTP requests on this Unix socket: GET /v1/state, /v1/memory, /v1/counters, /v1/dirty;
     /// POST /v1/memory/collapse, /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop,
     /// /v1/dirty/clear, /v1/balloon/SIZE
@@ -142,6 +146,7 @@ pub fn run(args: Args) -> CommandResult {
         start_time: Instant::now(),
         reboots_on_reset: !args.no_reboot,
         init_text: args.init_text.clone(),
+        measures_fault_stalls: args.fault_stalls == Switch::On,
         stats: args.stats.clone(),
         api_socket: args.api_socket.clone(),
         identity,

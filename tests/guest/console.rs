@@ -100,7 +100,10 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         assert_eq!(dirty["dirty_pages"], pages.iter().sum::<u64>());
         assert_eq!(cleared["dirty_pages"], 0);
         assert!(again["dirty_pages"].as_u64().unwrap() < pages[0] / 2, "{again}");
-        assert!(metrics.contains("\ngranule_mmio_stall_seconds_bucket{le=\"+Inf\"} "), "{metrics}");
+        assert!(
+            metrics.contains("\ngranule_stall_seconds_bucket{cause=\"mmio\",le=\"+Inf\"} "),
+            "{metrics}"
+        );
         assert!(metrics.contains("\ngranule_exits_total{reason=\"mmio-writes\"} "), "{metrics}");
         assert!(top.contains("exit mmio-writes"), "{top}");
         assert!(paused.contains("paused"), "{paused}");

@@ -93,11 +93,13 @@ pub fn check_tracepoint(name: &str) -> io::Result<()> {
     open_counter(find_tracefs(), name).map(drop)
 }
 
-fn find_tracefs() -> Option<&'static Path> {
+/// Returns the mounted tracefs.
+pub fn find_tracefs() -> Option<&'static Path> {
     TRACEFS_MOUNTS.iter().map(Path::new).find(|path| path.join("events").is_dir())
 }
 
-fn set_filter(counter: Counter, filter: &CStr) -> io::Result<Counter> {
+/// Sets the event filter of a counter.
+pub fn set_filter(counter: Counter, filter: &CStr) -> io::Result<Counter> {
     /// `PERF_EVENT_IOC_SET_FILTER`: `_IOW('$', 6, char *)`.
     const SET_FILTER: libc::Ioctl = 0x4008_2406;
     // SAFETY: the file descriptor is a perf event; the kernel reads a NUL-terminated string.
@@ -108,14 +110,22 @@ fn set_filter(counter: Counter, filter: &CStr) -> io::Result<Counter> {
     Ok(counter)
 }
 
-fn open_counter(tracefs: Option<&Path>, name: &str) -> io::Result<Counter> {
+/// Returns the content of a file of a KVM tracepoint.
+pub fn read_event_file(tracefs: Option<&Path>, tracepoint: &str, file: &str) -> io::Result<String> {
     let no_tracefs = || format!("no tracefs at {} or {}", TRACEFS_MOUNTS[0], TRACEFS_MOUNTS[1]);
     let tracefs = tracefs.ok_or_else(|| io::Error::other(no_tracefs()))?;
-    let path = tracefs.join("events/kvm").join(name).join("id");
-    let id = fs::read_to_string(&path)
-        .and_then(|text| text.trim().parse().map_err(io::Error::other))
-        .map_err(|error| add_cause(&path.display().to_string(), error))?;
-    let mut counter = Builder::new(Tracepoint::with_id(id))
+    let path = tracefs.join("events/kvm").join(tracepoint).join(file);
+    fs::read_to_string(&path).map_err(|error| add_cause(&path.display().to_string(), error))
+}
+
+/// Returns the event of a KVM tracepoint.
+pub fn find_event(tracefs: Option<&Path>, tracepoint: &str) -> io::Result<Tracepoint> {
+    let id = read_event_file(tracefs, tracepoint, "id")?;
+    Ok(Tracepoint::with_id(id.trim().parse().map_err(io::Error::other)?))
+}
+
+fn open_counter(tracefs: Option<&Path>, name: &str) -> io::Result<Counter> {
+    let mut counter = Builder::new(find_event(tracefs, name)?)
         .inherit(true)
         .include_kernel()
         .build()
@@ -125,7 +135,7 @@ fn open_counter(tracefs: Option<&Path>, name: &str) -> io::Result<Counter> {
 }
 
 /// Adds the failed call or file to the message of an error.
-fn add_cause(cause: &str, error: io::Error) -> io::Error {
+pub fn add_cause(cause: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{cause}: {error}"))
 }
 

@@ -137,6 +137,8 @@ pub struct RunOptions {
     pub reboots_on_reset: bool,
     /// Text in the console output that marks the start of the guest's init.
     pub init_text: Option<String>,
+    /// Measures the stalls of vCPUs by stage-2 faults, for the statistics.
+    pub measures_fault_stalls: bool,
     /// File for statistics.
     pub stats: Option<PathBuf>,
     /// Path of the control socket.

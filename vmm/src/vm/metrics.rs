@@ -6,7 +6,10 @@ use std::fmt::{Display, Write as _};
 
 use granule_types::record::EventCounts;
 
-use super::{stalls::buckets, stats::Snapshot};
+use super::{
+    stalls::{buckets, causes},
+    stats::Snapshot,
+};
 
 /// Returns the metrics of a VM. Values that the host does not report are absent.
 pub fn text(snapshot: &Snapshot) -> String {
@@ -64,19 +67,25 @@ fn add_family<T: Display>(
     }
 }
 
-/// Adds the histogram of the stalls by device emulation, in seconds.
+/// Adds the histograms of the stalls, in seconds.
 fn add_stalls(text: &mut String, stalls: &EventCounts) {
-    const NAME: &str = "granule_mmio_stall_seconds";
-    let (Some(count), Some(sum)) = (stalls.get("mmio.count"), stalls.get("mmio.ns")) else {
+    const NAME: &str = "granule_stall_seconds";
+    let mut causes = causes(stalls).peekable();
+    if causes.peek().is_none() {
         return;
-    };
-    let _ = writeln!(text, "# HELP {NAME} Time of vCPUs in the emulation of a device.");
-    let _ = writeln!(text, "# TYPE {NAME} histogram");
-    for (bound, count) in buckets(stalls, "mmio") {
-        let _ = writeln!(text, "{NAME}_bucket{{le=\"{}\"}} {count}", seconds(bound));
     }
-    let _ = writeln!(text, "{NAME}_bucket{{le=\"+Inf\"}} {count}");
-    let _ = writeln!(text, "{NAME}_sum {}\n{NAME}_count {count}", seconds(*sum));
+    let _ = writeln!(text, "# HELP {NAME} Time of vCPUs out of the guest, by cause.");
+    let _ = writeln!(text, "# TYPE {NAME} histogram");
+    for cause in causes {
+        let value = |key: &str| stalls.get(&format!("{cause}.{key}")).copied().unwrap_or(0);
+        let (count, label) = (value("count"), format!("cause=\"{cause}\""));
+        for (bound, count) in buckets(stalls, cause) {
+            let _ = writeln!(text, "{NAME}_bucket{{{label},le=\"{}\"}} {count}", seconds(bound));
+        }
+        let _ = writeln!(text, "{NAME}_bucket{{{label},le=\"+Inf\"}} {count}");
+        let _ = writeln!(text, "{NAME}_sum{{{label}}} {}", seconds(value("ns")));
+        let _ = writeln!(text, "{NAME}_count{{{label}}} {count}");
+    }
 }
 
 /// Returns nanoseconds as decimal seconds, exactly.
@@ -121,11 +130,11 @@ mod tests {
             "granule_exits_total{reason=\"mmio-reads\"} 2",
             "granule_resident_bytes{zone=\"1\",page_bytes=\"2097152\"} 4194304",
             "granule_stage2_table_bytes 4096",
-            "granule_mmio_stall_seconds_bucket{le=\"0.000001000\"} 0",
-            "granule_mmio_stall_seconds_bucket{le=\"0.000004000\"} 1",
-            "granule_mmio_stall_seconds_bucket{le=\"+Inf\"} 1",
-            "granule_mmio_stall_seconds_sum 0.000001500",
-            "granule_mmio_stall_seconds_count 1",
+            "granule_stall_seconds_bucket{cause=\"mmio\",le=\"0.000001000\"} 0",
+            "granule_stall_seconds_bucket{cause=\"mmio\",le=\"0.000004000\"} 1",
+            "granule_stall_seconds_bucket{cause=\"mmio\",le=\"+Inf\"} 1",
+            "granule_stall_seconds_sum{cause=\"mmio\"} 0.000001500",
+            "granule_stall_seconds_count{cause=\"mmio\"} 1",
         ] {
             assert!(samples.contains(&expected), "{expected}: {text}");
         }

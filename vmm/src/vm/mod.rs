@@ -20,6 +20,8 @@ mod console_io;
 mod control;
 mod device_manager;
 mod event_loop;
+mod fault_stalls;
+mod fault_trace;
 mod metrics;
 mod open_files;
 pub mod outcome;

@@ -22,6 +22,7 @@ use super::{
     console_io::{self, ConsoleChannels, MatchCallback},
     control::VmController,
     event_loop::EventLoop,
+    fault_stalls::FaultStalls,
     open_files::OpenFiles,
     outcome::{VmError, VmOutcome, failed},
     sandbox::restrict_file_access,
@@ -60,6 +61,14 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
              as root (--user drops its privileges later) with a tracefs at /sys/kernel/tracing"
         );
     }
+    if options.measures_fault_stalls && !collects_statistics {
+        let text = "--fault-stalls on: nothing shows the stalls; add --stats or --api-socket";
+        return Err(VmError::Refused(text.to_owned()));
+    }
+    let mut fault_stalls = options
+        .measures_fault_stalls
+        .then(|| FaultStalls::open().map_err(failed("--fault-stalls needs root and a tracefs")))
+        .transpose()?;
     let api = confine_process(options, socket)?;
     let output = console_io::start_console_output(options.is_sandboxed)
         .map_err(failed("opening the console output failed"))?;
@@ -76,7 +85,8 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
             collects_statistics,
             boot_count,
         };
-        let outcome = context.boot(start_time, stats_file.as_mut(), counters.take());
+        let outcome =
+            context.boot(start_time, stats_file.as_mut(), counters.take(), fault_stalls.take());
         if options.reboots_on_reset && matches!(outcome, Ok(VmOutcome::Reset)) {
             start_time = Instant::now();
             boot_count += 1;
@@ -164,9 +174,11 @@ impl RunContext<'_> {
         start_time: Instant,
         stats_file: Option<&mut StatsFile>,
         counters: Option<HostCounters>,
+        fault_stalls: Option<FaultStalls>,
     ) -> Result<VmOutcome, VmError> {
         let (wake, quit) = (new_event()?, new_event()?);
         let counters = counters.or_else(|| self.collects_statistics.then(HostCounters::open));
+        let fault_stalls = self.start_fault_stalls(fault_stalls)?;
         let table_bytes_before =
             self.collects_statistics.then(refreshed_stage2_table_bytes).flatten();
         let (sender, marks) = mpsc::channel();
@@ -186,6 +198,7 @@ impl RunContext<'_> {
             statistics: mem::take(&mut vm.statistics),
             exits: Arc::clone(vm.vcpus.exit_counters()),
             zones: vm.memory.regions().to_vec(),
+            fault_stalls,
             table_bytes_before,
         };
         let mut controller = VmController::new(self.config, &vm, reader, self.boot_count);
@@ -211,6 +224,26 @@ impl RunContext<'_> {
         drop(vm);
         drop(terminal);
         Ok(outcome)
+    }
+
+    /// Starts to read the stalls, of the first boot as they were opened before privileges were dropped.
+    fn start_fault_stalls(
+        &self,
+        opened: Option<FaultStalls>,
+    ) -> Result<Option<FaultStalls>, VmError> {
+        if !self.options.measures_fault_stalls {
+            return Ok(None);
+        }
+        let opened = opened.map_or_else(FaultStalls::open, Ok);
+        let mut stalls = match opened {
+            Ok(stalls) => stalls,
+            Err(error) => {
+                log::warn!("--fault-stalls: this boot is not measured: {error}");
+                return Ok(None);
+            }
+        };
+        stalls.start().map_err(failed("a thread cannot be started"))?;
+        Ok(Some(stalls))
     }
 
     /// Builds the VM. A signal during this call terminates the process.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Stalls of vCPUs: the time that a vCPU is not in the guest because the program emulates a device
-//! for it, as a histogram. Stalls that the kernel ends by itself, such as those of stage-2 faults, have
-//! no exit to user space and are not included.
+//! Histograms of the stalls of vCPUs, each of one cause: `mmio` is the time that a vCPU is not in the
+//! guest because the program emulates a device for it. The kernel ends [stage-2
+//! faults](super::fault_stalls) by itself.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -56,6 +56,11 @@ impl StallHistogram {
         }
         counts.insert(format!("{cause}.ns"), self.nanoseconds.load(Ordering::Relaxed));
     }
+}
+
+/// Returns the causes of the histograms in `counts`.
+pub fn causes(counts: &EventCounts) -> impl Iterator<Item = &str> {
+    counts.keys().filter_map(|name| name.strip_suffix(".count"))
 }
 
 /// Returns the buckets of a histogram in `counts`, each with its bound in nanoseconds and the number

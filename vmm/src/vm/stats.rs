@@ -14,7 +14,7 @@ use std::{
 use granule_types::record::EventCounts;
 use serde::Serialize;
 
-use super::{outcome::VmError, vcpu::ExitCounters};
+use super::{fault_stalls::FaultStalls, outcome::VmError, vcpu::ExitCounters};
 use crate::{
     arch::host,
     kvm::{
@@ -75,6 +75,7 @@ pub struct StatsReader {
     pub statistics: Statistics,
     pub exits: Arc<ExitCounters>,
     pub zones: Vec<Arc<GuestRam>>,
+    pub fault_stalls: Option<FaultStalls>,
     /// Result of [`refreshed_stage2_table_bytes`] before the VM was built.
     pub table_bytes_before: Option<u64>,
 }
@@ -90,8 +91,13 @@ impl StatsReader {
             ("interrupted", load(&self.exits.interruptions)),
             ("other", load(&self.exits.other_exits)),
         ];
+        // The faults and their stalls are read one after the other, as the guest may run.
+        let faults = self.counters.aborts.read()?;
         let mut stalls = EventCounts::new();
         self.exits.mmio_stalls.add_to(&mut stalls, "mmio");
+        if let Some(faults) = &self.fault_stalls {
+            faults.add_to(&mut stalls);
+        }
         let zones = self.zones.iter();
         let resident = zones
             .map(|ram| Ok(ram.resident_pages()?.resident_bytes))
@@ -99,7 +105,7 @@ impl StatsReader {
         let ranges: Vec<_> = self.zones.iter().map(|ram| ram.host_range()).collect();
         Ok(Snapshot {
             events,
-            faults: self.counters.aborts.read()?,
+            faults,
             exits: exits.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
             stalls,
             gauges: self.statistics.read(StatisticKind::Instant)?,

@@ -39,10 +39,31 @@ struct BootPhaseStatistics {
     ns: u64,
     #[serde(default)]
     faults: BTreeMap<String, u64>,
+    #[serde(default)]
+    stalls: BTreeMap<String, u64>,
     #[serde(default, rename = "resident")]
     resident_bytes: Vec<BTreeMap<u64, u64>>,
     stage2_tables: Option<u64>,
     overhead: Option<u64>,
+}
+
+impl BootStatistics {
+    /// Checks that each fault that the host's kernel counted has a stall, if stalls were measured.
+    fn check_stalls(&self) -> Result<(), String> {
+        let sum = |counts: fn(&BootPhaseStatistics) -> &BTreeMap<String, u64>, name: &str| {
+            self.phases.iter().filter_map(|phase| counts(phase).get(name)).sum::<u64>()
+        };
+        let last = self.phases.last().into_iter();
+        let measured = last.flat_map(|phase| phase.stalls.keys());
+        for name in measured.filter_map(|name| name.strip_suffix(".count")) {
+            let (faults, stalls) =
+                (sum(|p| &p.faults, name), sum(|p| &p.stalls, &format!("{name}.count")));
+            if name != "mmio" && faults != stalls {
+                return Err(format!("measured {stalls} stalls of {faults} faults {name}"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Value that the guest writes to the boot timer when its login prompt is ready.
@@ -104,6 +125,7 @@ impl BootFigures {
         if statistics.outcome != "off" {
             return Err(failed("ended before the guest powered off"));
         }
+        statistics.check_stalls().map_err(|reason| failed(&reason))?;
         Self::from_statistics(&statistics, &outcome.segments)
             .ok_or_else(|| failed("wrote no statistics of a boot"))
     }
@@ -211,6 +233,22 @@ pub mod tests {
         let figures = BootFigures { values: Default::default(), faults_by_level: BTreeMap::new() };
 
         assert_eq!(figures.cells(), ["–"; BOOT_COLUMNS.len()]);
+    }
+
+    #[test]
+    fn each_counted_fault_needs_a_stall_if_stalls_are_measured() {
+        let read = |stalls: &str| {
+            let text = format!(
+                r#"{{"ended":"off","phases":[{{"name":"boot","ns":1,"faults":{{"permission.level3":5}},
+                "stalls":{{"mmio.count":9{stalls}}}}},{{"name":"run","ns":1,"faults":{{
+                "permission.level3":2}},"stalls":{{"mmio.count":9{stalls}}}}}]}}"#
+            );
+            serde_json::from_str::<BootStatistics>(&text).unwrap().check_stalls()
+        };
+
+        assert_eq!(read(""), Ok(()));
+        let error = read(r#","permission.level3.count":3"#).unwrap_err();
+        assert_eq!(error, "measured 6 stalls of 7 faults permission.level3");
     }
 
     /// Returns the figures of a boot with `faults` read faults.

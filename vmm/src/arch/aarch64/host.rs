@@ -45,6 +45,32 @@ pub const FAULT_FILTERS: &[(&str, &CStr)] = &[
     ("by.write", c"ipa >= 0x40000000 && hsr & 0x10000000 && hsr & 0x40"),
 ];
 
+/// Field of [`FAULT_TRACEPOINT`] with the syndrome: tracepoint and field.
+pub const FAULT_SYNDROME: Option<(&str, &str)> = Some((FAULT_TRACEPOINT, "hsr"));
+
+/// Event filter for stage-2 aborts on memory.
+pub const MEMORY_FILTER: &CStr = c"ipa >= 0x40000000";
+
+/// Returns the name of an abort in [`FAULT_FILTERS`], by type and level, or `None` if these count no
+/// such abort.
+#[must_use]
+pub fn fault_name(syndrome: u64) -> Option<&'static str> {
+    let types = ["translation.", "access-flag.", "permission."];
+    let prefix = types.get(usize::try_from((syndrome >> 2 & 3).checked_sub(1)?).ok()?)?;
+    let level = match syndrome & 3 {
+        1 => "level1",
+        2 => "level2",
+        3 => "level3",
+        _ => return None,
+    };
+    fault_names().find(|name| name.strip_prefix(prefix) == Some(level))
+}
+
+/// Returns the names of aborts by type and level.
+pub fn fault_names() -> impl Iterator<Item = &'static str> {
+    FAULT_FILTERS.iter().map(|(name, _)| *name).filter(|name| !name.starts_with("by."))
+}
+
 /// Event filters that count stage-2 aborts by type, each with the event's name.
 pub const FAULT_TYPE_FILTERS: &[(&str, &CStr)] = &[
     ("translation_faults", c"hsr & 4 && !(hsr & 8)"),
@@ -79,6 +105,7 @@ mod tests {
         let memory = format!("ipa >= {:#x} && ", MEMORY_START.0);
 
         assert!(FAULT_FILTERS.iter().all(|(_, f)| f.to_str().unwrap().starts_with(&memory)));
+        assert_eq!(format!("{} && ", MEMORY_FILTER.to_str().unwrap()), memory);
     }
 
     fn names_accepting<'a>(filters: &[(&'a str, &CStr)], syndrome: u64) -> Vec<&'a str> {
@@ -100,6 +127,7 @@ mod tests {
                     let types = names_accepting(FAULT_TYPE_FILTERS, syndrome);
 
                     assert_eq!(names, [format!("{kind}.level{level}").as_str(), access]);
+                    assert_eq!(fault_name(syndrome), Some(names[0]));
                     assert_eq!(types, [format!("{}_faults", kind.replace('-', "_"))]);
                 }
             }

@@ -13,6 +13,23 @@ pub const FAULT_TRACEPOINT: &str = "kvm_page_fault";
 /// `granule run` does not support x86_64 guests.
 pub const FAULT_FILTERS: &[(&str, &CStr)] = &[];
 
+/// Field of [`FAULT_TRACEPOINT`] with the level of a fault: none, as in [`FAULT_FILTERS`].
+pub const FAULT_SYNDROME: Option<(&str, &str)> = None;
+
+/// Event filter for faults on memory: all of them.
+pub const MEMORY_FILTER: &CStr = c"";
+
+/// Returns the name of a fault by its level: none, as in [`FAULT_FILTERS`].
+#[must_use]
+pub const fn fault_name(_: u64) -> Option<&'static str> {
+    None
+}
+
+/// Returns the names of faults by level: none, as in [`FAULT_FILTERS`].
+pub fn fault_names() -> impl Iterator<Item = &'static str> {
+    std::iter::empty()
+}
+
 /// Event filters that count faults by type: none, as in [`FAULT_FILTERS`].
 pub const FAULT_TYPE_FILTERS: &[(&str, &CStr)] = &[];
 

@@ -171,6 +171,7 @@ fn write_statistics(mut file: StatsFile) {
         statistics: Statistics::default(),
         exits: Arc::default(),
         zones: Vec::new(),
+        fault_stalls: None,
         table_bytes_before: Some(0),
     };
     let mut boot = BootStats::default();

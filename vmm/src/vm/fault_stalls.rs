@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Stalls of vCPUs by stage-2 faults: the time from the kernel's handling of an abort to the next
+//! entry of the same vCPU into the guest, as a histogram for each type and level.
+//!
+//! It includes all that delays the vCPU: locks, the allocation of the page, the userfaultfd handler,
+//! other threads on its CPU. A thread reads the samples periodically. Those of several buffers are
+//! ordered only up to the time at which a reading began, so later ones wait for the next reading.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    sync::Arc,
+    time::Duration,
+};
+
+use granule_types::record::EventCounts;
+use parking_lot::Mutex;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    time::{ClockId, clock_gettime},
+};
+
+use super::{
+    fault_trace::{FaultTrace, Sample, TracedEvent},
+    stalls::StallHistogram,
+};
+use crate::{
+    arch::host,
+    scoped_thread::{ScopedThread, borrow_event},
+};
+
+/// Time between two readings, in which a buffer must not become full.
+const READ_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// Stalls of the vCPUs of a process.
+#[derive(Debug)]
+pub struct FaultStalls {
+    recorder: Arc<Mutex<Recorder>>,
+    /// The thread that reads the samples, once it is started.
+    reader: Option<ScopedThread>,
+}
+
+impl FaultStalls {
+    /// Opens the trace of faults. The vCPU threads must start later.
+    ///
+    /// # Errors
+    /// The host does not trace faults by level, or not for this process.
+    pub fn open() -> io::Result<Self> {
+        let recorder =
+            Recorder { trace: FaultTrace::open()?, stalls: Stalls::new(host::fault_names()) };
+        Ok(Self { recorder: Arc::new(Mutex::new(recorder)), reader: None })
+    }
+
+    /// Starts the thread that reads the samples.
+    ///
+    /// # Errors
+    /// The thread cannot be created.
+    pub fn start(&mut self) -> io::Result<()> {
+        let recorder = Arc::clone(&self.recorder);
+        self.reader = Some(ScopedThread::start("fault-stalls", move |stop| {
+            loop {
+                let mut fds = [PollFd::from_borrowed_fd(borrow_event(stop), PollFlags::IN)];
+                match poll(&mut fds, Some(&READ_INTERVAL)) {
+                    Ok(0) | Err(rustix::io::Errno::INTR) => recorder.lock().read(),
+                    _ => return,
+                }
+            }
+        })?);
+        Ok(())
+    }
+
+    /// Adds the histograms to `counts`, as `TYPE.LEVEL`, and as `lost` the number of samples that the
+    /// kernel dropped.
+    pub fn add_to(&self, counts: &mut EventCounts) {
+        let mut recorder = self.recorder.lock();
+        recorder.read();
+        for (name, histogram) in &recorder.stalls.histograms {
+            histogram.add_to(counts, name);
+        }
+        counts.insert("lost".to_owned(), recorder.stalls.lost);
+    }
+}
+
+#[derive(Debug)]
+struct Recorder {
+    trace: FaultTrace,
+    stalls: Stalls,
+}
+
+impl Recorder {
+    fn read(&mut self) {
+        let now = clock_gettime(ClockId::Monotonic);
+        let now = now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned();
+        self.trace.drain(&mut self.stalls.samples);
+        self.stalls.record_until(now);
+    }
+}
+
+/// Pairs of faults and entries.
+#[derive(Debug)]
+struct Stalls {
+    /// Samples that are not ordered yet.
+    samples: Vec<Sample>,
+    /// Time and name of the fault of each thread that has not entered the guest since.
+    pending: HashMap<u32, (u64, &'static str)>,
+    /// Histograms of all names, so that a count of 0 is not absent.
+    histograms: BTreeMap<&'static str, StallHistogram>,
+    lost: u64,
+}
+
+impl Stalls {
+    fn new(names: impl Iterator<Item = &'static str>) -> Self {
+        Self {
+            samples: Vec::new(),
+            pending: HashMap::new(),
+            histograms: names.map(|name| (name, StallHistogram::default())).collect(),
+            lost: 0,
+        }
+    }
+
+    /// Records the stalls that ended at `end` or before.
+    fn record_until(&mut self, end: u64) {
+        // The sort is stable, and a buffer is in order.
+        self.samples.sort_by_key(|sample| sample.nanoseconds);
+        let count = self.samples.partition_point(|sample| sample.nanoseconds <= end);
+        for sample in self.samples.drain(..count) {
+            match sample.event {
+                TracedEvent::Fault(name) => {
+                    self.pending.insert(sample.thread, (sample.nanoseconds, name));
+                }
+                TracedEvent::Entry => {
+                    if let Some((start, name)) = self.pending.remove(&sample.thread) {
+                        let stall = Duration::from_nanos(sample.nanoseconds - start);
+                        self.histograms.entry(name).or_default().record(stall);
+                    }
+                }
+                TracedEvent::Lost(count) => {
+                    // The entry that ends a pending stall may be lost.
+                    self.lost += count;
+                    self.pending.clear();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(nanoseconds: u64, thread: u32, event: TracedEvent) -> Sample {
+        Sample { nanoseconds, thread, event }
+    }
+
+    /// Returns the number and the sum of the stalls of a name.
+    fn total(stalls: &Stalls, name: &str) -> (u64, u64) {
+        let mut counts = EventCounts::new();
+        if let Some(histogram) = stalls.histograms.get(name) {
+            histogram.add_to(&mut counts, name);
+        }
+        let count = |key: &str| counts.get(&format!("{name}.{key}")).copied().unwrap_or(0);
+        (count("count"), count("ns"))
+    }
+
+    #[test]
+    fn a_stall_lasts_until_the_next_entry_of_its_thread() {
+        let mut stalls = Stalls::new(std::iter::empty());
+        stalls.samples = vec![
+            sample(10, 1, TracedEvent::Fault("translation.level2")),
+            sample(15, 2, TracedEvent::Fault("permission.level3")),
+            sample(12, 2, TracedEvent::Entry),
+            sample(40, 1, TracedEvent::Entry),
+            sample(20, 2, TracedEvent::Entry),
+            sample(50, 1, TracedEvent::Entry),
+        ];
+
+        stalls.record_until(100);
+
+        assert_eq!(total(&stalls, "translation.level2"), (1, 30));
+        assert_eq!(total(&stalls, "permission.level3"), (1, 5));
+    }
+
+    #[test]
+    fn samples_after_the_start_of_a_reading_wait_for_the_next_one() {
+        let mut stalls = Stalls::new(std::iter::empty());
+        stalls.samples = vec![sample(30, 1, TracedEvent::Entry)];
+        stalls.record_until(20);
+        stalls.samples.push(sample(10, 1, TracedEvent::Fault("translation.level3")));
+
+        stalls.record_until(25);
+        assert_eq!(total(&stalls, "translation.level3"), (0, 0));
+        stalls.record_until(30);
+
+        assert_eq!(total(&stalls, "translation.level3"), (1, 20));
+    }
+
+    #[test]
+    fn a_stall_beside_lost_samples_is_not_recorded() {
+        let mut stalls = Stalls::new(std::iter::empty());
+        stalls.samples = vec![sample(10, 1, TracedEvent::Fault("translation.level3"))];
+        stalls.record_until(10);
+        stalls.samples =
+            vec![sample(0, 0, TracedEvent::Lost(7)), sample(90, 1, TracedEvent::Entry)];
+
+        stalls.record_until(100);
+
+        assert_eq!(total(&stalls, "translation.level3"), (0, 0));
+        assert_eq!(stalls.lost, 7);
+    }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Samples of stage-2 faults, and of entries into the guest, of the threads of this process.
+//!
+//! The kernel writes a sample of each event, with its thread and time, to the ring buffer of the CPU
+//! that executes it. There is one buffer a CPU and tracepoint, because events that threads inherit
+//! need a buffer of one CPU. The samples of a thread are thus in several buffers, and only their
+//! times order them. Open the trace before the vCPU threads start.
+
+use std::{fmt, fs, io};
+
+use perf_event::{Builder, Clock, SampleFlag, Sampler, data::Record};
+
+use crate::{
+    arch::host,
+    kvm::tracepoints::{add_cause, find_event, find_tracefs, read_event_file, set_filter},
+};
+
+/// Size of a buffer in bytes: about 3,500 samples.
+const BUFFER_SIZE: usize = 256 << 10;
+
+/// An event of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TracedEvent {
+    /// A stage-2 abort on memory, with its name by type and level.
+    Fault(&'static str),
+    /// An entry into the guest.
+    Entry,
+    /// Samples that the kernel dropped because a buffer was full.
+    Lost(u64),
+}
+
+/// A sample of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// Time by `CLOCK_MONOTONIC`; 0 for [`TracedEvent::Lost`].
+    pub nanoseconds: u64,
+    /// Thread of the event.
+    pub thread: u32,
+    /// The event.
+    pub event: TracedEvent,
+}
+
+/// The buffers of all CPUs.
+pub struct FaultTrace {
+    faults: Vec<Sampler>,
+    entries: Vec<Sampler>,
+    /// Place of the syndrome in the data of a fault.
+    syndrome: Field,
+}
+
+impl fmt::Debug for FaultTrace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultTrace").field("cpus", &self.faults.len()).finish_non_exhaustive()
+    }
+}
+
+impl FaultTrace {
+    /// Opens the tracepoints on each CPU that is online.
+    ///
+    /// # Errors
+    /// The host does not trace faults by level, a file is missing, or the kernel refuses a call.
+    pub fn open() -> io::Result<Self> {
+        let (tracepoint, field) = host::FAULT_SYNDROME.ok_or_else(|| {
+            io::Error::other("KVM of this architecture does not trace the level of a fault")
+        })?;
+        let format = read_event_file(find_tracefs(), tracepoint, "format")?;
+        let syndrome = Field::find(&format, field)
+            .ok_or_else(|| io::Error::other(format!("{tracepoint} has no field '{field}'")))?;
+        let cpus = fs::read_to_string("/sys/devices/system/cpu/online")?;
+        let (mut faults, mut entries) = (Vec::new(), Vec::new());
+        for cpu in parse_cpu_list(&cpus) {
+            faults.push(open_sampler(tracepoint, cpu)?);
+            entries.push(open_sampler("kvm_entry", cpu)?);
+        }
+        Ok(Self { faults, entries, syndrome })
+    }
+
+    /// Moves all samples of the buffers to `samples`.
+    pub fn drain(&mut self, samples: &mut Vec<Sample>) {
+        let Self { faults, entries, syndrome } = self;
+        for sampler in faults {
+            drain(sampler, samples, |data| {
+                host::fault_name(syndrome.read(data)?).map(TracedEvent::Fault)
+            });
+        }
+        for sampler in entries {
+            drain(sampler, samples, |_| Some(TracedEvent::Entry));
+        }
+    }
+}
+
+fn drain(
+    sampler: &mut Sampler,
+    samples: &mut Vec<Sample>,
+    event: impl Fn(&[u8]) -> Option<TracedEvent>,
+) {
+    while let Some(record) = sampler.next_record() {
+        match record.parse_record() {
+            Ok(Record::Sample(sample)) => {
+                let event = sample.raw().and_then(&event);
+                if let (Some(nanoseconds), Some(thread), Some(event)) =
+                    (sample.time(), sample.tid(), event)
+                {
+                    samples.push(Sample { nanoseconds, thread, event });
+                }
+            }
+            Ok(Record::Lost(lost)) => {
+                let event = TracedEvent::Lost(lost.lost);
+                samples.push(Sample { nanoseconds: 0, thread: 0, event });
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Opens a tracepoint on a CPU for all threads that this thread starts later.
+fn open_sampler(tracepoint: &str, cpu: usize) -> io::Result<Sampler> {
+    let counter = Builder::new(find_event(find_tracefs(), tracepoint)?)
+        .inherit(true)
+        .one_cpu(cpu)
+        .include_kernel()
+        .sample_period(1)
+        .sample(SampleFlag::TID | SampleFlag::TIME | SampleFlag::RAW)
+        .clockid(Clock::MONOTONIC)
+        .build()
+        .map_err(|error| add_cause("perf_event_open", error))?;
+    let counter = match host::FAULT_SYNDROME {
+        Some((faults, _)) if faults == tracepoint => set_filter(counter, host::MEMORY_FILTER)?,
+        _ => counter,
+    };
+    let mut sampler =
+        counter.sampled(BUFFER_SIZE).map_err(|error| add_cause("mmap of a perf event", error))?;
+    sampler.as_counter_mut().enable().map_err(|error| add_cause("perf_event_open", error))?;
+    Ok(sampler)
+}
+
+/// Place of a field in the data of a tracepoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Field {
+    offset: usize,
+    size: usize,
+}
+
+impl Field {
+    /// Returns the field in the `format` file of a tracepoint
+    /// (`Documentation/trace/events.rst`, 3).
+    fn find(format: &str, name: &str) -> Option<Self> {
+        let line = format.lines().find(|line| {
+            let declaration = line.trim().strip_prefix("field:");
+            let declaration = declaration.and_then(|line| line.split_once(';'));
+            declaration.is_some_and(|(text, _)| text.split_whitespace().last() == Some(name))
+        })?;
+        let value =
+            |key| line.split(';').find_map(|part| part.trim().strip_prefix(key)?.parse().ok());
+        let field = Self { offset: value("offset:")?, size: value("size:")? };
+        (field.size <= size_of::<u64>()).then_some(field)
+    }
+
+    fn read(self, data: &[u8]) -> Option<u64> {
+        let bytes = data.get(self.offset..self.offset.checked_add(self.size)?)?;
+        let mut value = [0; 8];
+        value[..self.size].copy_from_slice(bytes);
+        Some(u64::from_le_bytes(value))
+    }
+}
+
+/// Returns the CPUs of a list such as `0-3,8`.
+fn parse_cpu_list(list: &str) -> Vec<usize> {
+    let ranges = list.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    });
+    ranges.flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_read_at_the_place_that_its_format_names() {
+        let format = "name: kvm_guest_fault\nformat:\n\
+            \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\n\
+            \tfield:unsigned long hsr;\toffset:16;\tsize:8;\tsigned:0;\n\
+            print fmt: \"ipa %#llx, hsr %#08lx\", REC->ipa, REC->hsr\n";
+        let mut data = [0; 24];
+        data[16] = 7;
+        data[23] = 1;
+
+        let field = Field::find(format, "hsr").unwrap();
+
+        assert_eq!(field, Field { offset: 16, size: 8 });
+        assert_eq!(field.read(&data), Some(1 << 56 | 7));
+        assert_eq!(field.read(&data[..23]), None);
+        assert_eq!(Field::find(format, "ipa"), None);
+    }
+
+    #[test]
+    fn a_list_of_cpus_has_numbers_and_ranges() {
+        assert_eq!(parse_cpu_list("0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert_eq!(parse_cpu_list("0\n"), [0]);
+    }
+}
