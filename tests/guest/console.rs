@@ -87,6 +87,7 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         let again = json(&host.run("request 'GET /v1/dirty'"));
         let metrics = host.run("request 'GET /metrics'");
         let top = host.run("/mnt/granule top /tmp/vm.sock --count 2");
+        let counters = json(&host.run("request 'GET /v1/counters'"));
         let paused = host.run("request 'POST /v1/pause'");
         let resumed = host.run("request 'POST /v1/resume'");
         let output = host.run("stop_guest 2>&1");
@@ -106,6 +107,10 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         );
         assert!(metrics.contains("\ngranule_exits_total{reason=\"mmio-writes\"} "), "{metrics}");
         assert!(top.contains("exit mmio-writes"), "{top}");
+        assert!(top.contains("stall dirty-clear: mean "), "{top}");
+        for (operation, count) in [("start", 1), ("clear", 1), ("read", 2)] {
+            assert_eq!(counters["stalls"][format!("dirty-{operation}.count")], count, "{counters}");
+        }
         assert!(paused.contains("paused"), "{paused}");
         assert!(resumed.contains("running"), "{resumed}");
         assert!(output.contains("status=0"), "{output}");

@@ -8,7 +8,9 @@
 //! The contents are in debugfs (`CONFIG_PTDUMP_STAGE2_DEBUGFS`, since Linux 6.12), one line for
 //! each run of equal entries. In `0x0000000080000000-0x0000000084000000 64M 2 R W`, 2 is the level.
 
-use std::{collections::BTreeMap, fs, os::fd::AsRawFd, path::Path};
+use std::{collections::BTreeMap, fs, ops::Range, os::fd::AsRawFd, path::Path};
+
+use granule_types::units::{Bytes, GuestAddress};
 
 use crate::memory::kib_field;
 
@@ -22,33 +24,68 @@ pub fn stage2_table_bytes() -> Option<u64> {
 /// Debugfs folder of KVM, with a folder `PID-FD` for each VM.
 const KVM_DEBUGFS: &str = "/sys/kernel/debug/kvm";
 
+/// The valid leaves of a VM's stage-2 tables: ranges of guest addresses, each with its level.
+#[derive(Debug, Default)]
+pub struct Stage2Leaves(Vec<(Range<GuestAddress>, u8)>);
+
+impl Stage2Leaves {
+    /// Reads the leaves of a VM, or none if the host does not export the tables. The kernel holds
+    /// the VM's `mmu_lock` meanwhile, so faults of the guest wait.
+    #[must_use]
+    pub fn read(vm: &impl AsRawFd) -> Self {
+        let folder = format!("{}-{}", std::process::id(), vm.as_raw_fd());
+        let dump = Path::new(KVM_DEBUGFS).join(folder).join("stage2_page_tables");
+        fs::read_to_string(dump).map_or_else(|_| Self::default(), |text| Self::parse(&text))
+    }
+
+    fn parse(dump: &str) -> Self {
+        Self(dump.lines().filter_map(parse_leaf).collect())
+    }
+
+    /// Returns the bytes that leaves of each level map in a range.
+    #[must_use]
+    pub fn bytes_by_level(&self, range: &Range<GuestAddress>) -> BTreeMap<u8, u64> {
+        let mut mapped = BTreeMap::new();
+        for (leaf, level) in &self.0 {
+            let (start, end) = (leaf.start.0.max(range.start.0), leaf.end.0.min(range.end.0));
+            if start < end {
+                *mapped.entry(*level).or_default() += end - start;
+            }
+        }
+        mapped
+    }
+}
+
+/// Returns the size that a leaf of a level maps, with base pages of `base`. Level 3 has pages.
+#[must_use]
+pub const fn leaf_size(base: Bytes, level: u8) -> Bytes {
+    let mut size = base.0;
+    let mut above = level;
+    while above < 3 {
+        // A table is a page of 8-byte entries.
+        size = size.saturating_mul(base.0 / 8);
+        above += 1;
+    }
+    Bytes(size)
+}
+
 /// Returns the bytes that a VM's stage-2 tables map at each level. The result is empty if the host
 /// does not export the tables.
 #[must_use]
 pub fn mapped_by_level(vm: &impl AsRawFd) -> BTreeMap<u8, u64> {
-    let folder = format!("{}-{}", std::process::id(), vm.as_raw_fd());
-    let dump = Path::new(KVM_DEBUGFS).join(folder).join("stage2_page_tables");
-    fs::read_to_string(dump).map_or_else(|_| BTreeMap::new(), |text| sum_by_level(&text))
+    Stage2Leaves::read(vm).bytes_by_level(&(GuestAddress(0)..GuestAddress(u64::MAX)))
 }
 
-fn sum_by_level(dump: &str) -> BTreeMap<u8, u64> {
-    let mut mapped = BTreeMap::new();
-    for (level, bytes) in dump.lines().filter_map(parse_leaf) {
-        *mapped.entry(level).or_default() += bytes;
-    }
-    mapped
-}
-
-/// Parses the level and size of a line. Invalid entries have no attributes, or `F` for fault.
-fn parse_leaf(line: &str) -> Option<(u8, u64)> {
+/// Parses the range and level of a line. Invalid entries have no attributes, or `F` for fault.
+fn parse_leaf(line: &str) -> Option<(Range<GuestAddress>, u8)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
-    let bytes = address(end)?.checked_sub(address(start)?)?;
+    let range = GuestAddress(address(start)?)..GuestAddress(address(end)?);
     let level = words.nth(1)?.parse().ok()?;
     let mut attributes = words.peekable();
     let maps = attributes.peek().is_some() && attributes.all(|word| word != "F");
-    maps.then_some((level, bytes))
+    maps.then_some((range, level))
 }
 
 #[cfg(test)]
@@ -56,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sum_by_level_adds_the_bytes_of_each_level() {
+    fn bytes_of_a_range_are_summed_by_level() {
         let dump = "---[ Guest IPA ]---\n\
             0x0000000000000000-0x0000000000003000          12K 3   R W px ux AF\n\
             0x0000000000003000-0x0000000000200000        2036K 3 F\n\
@@ -64,6 +101,15 @@ mod tests {
             0x0000000080000000-0x0000000084000000          64M 2   R W px ux AF BLK\n\
             0x0000000084000000-0x0000000084200000           2M 2   R   PXNUXN AF BLK\n";
 
-        assert_eq!(sum_by_level(dump), BTreeMap::from([(2, 66 << 20), (3, 12 << 10)]));
+        let leaves = Stage2Leaves::parse(dump);
+        let all = leaves.bytes_by_level(&(GuestAddress(0)..GuestAddress(u64::MAX)));
+        let zone = GuestAddress(0x8100_0000)..GuestAddress(0x8410_0000);
+        let zone = leaves.bytes_by_level(&zone);
+
+        assert_eq!(all, BTreeMap::from([(2, 66 << 20), (3, 12 << 10)]));
+        assert_eq!(zone, BTreeMap::from([(2, 49 << 20)]));
+        let sizes = [1, 2, 3].map(|level| leaf_size(Bytes::kib(4), level));
+        assert_eq!(sizes, [Bytes::gib(1), Bytes::mib(2), Bytes::kib(4)]);
+        assert_eq!(leaf_size(Bytes::kib(64), 2), Bytes::mib(512));
     }
 }

@@ -91,6 +91,11 @@ impl GuestRam {
         Bytes(self.mapping.len() as u64)
     }
 
+    /// Returns the range of guest addresses.
+    pub fn guest_range(&self) -> Range<GuestAddress> {
+        self.start..GuestAddress(self.start.0 + self.size().0)
+    }
+
     /// Returns the address of the first byte in this process.
     pub fn host_address(&self) -> HostVirtAddr {
         HostVirtAddr(self.mapping.as_ptr().addr() as u64)

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Executes requests of the [control socket](super::api) on the main thread.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use granule_types::units::Bytes;
 use serde_json::{Value, json};
@@ -12,10 +15,18 @@ use super::{
     builder::Vm,
     config::VmConfig,
     metrics,
+    stalls::StallHistogram,
     stats::{Snapshot, StatsReader},
     vcpu::RunState,
 };
-use crate::kvm::{KvmError, memslot::DirtyLog};
+use crate::kvm::{
+    KvmError,
+    memslot::DirtyLog,
+    stage2_tables::{Stage2Leaves, leaf_size},
+};
+
+/// Histograms of durations by operation.
+type DirtyCosts = BTreeMap<&'static str, StallHistogram>;
 
 /// Executes the requests of a running VM on the main thread and records its phases.
 pub struct VmController<'a> {
@@ -25,6 +36,8 @@ pub struct VmController<'a> {
     pub boot_stats: BootStats,
     /// Number of this boot, counted from 1.
     boot_count: u32,
+    /// Durations of the control socket's operations on the dirty logs.
+    dirty_costs: DirtyCosts,
     /// Dirty logs, one for each memslot; empty while logging is off.
     dirty_logs: Vec<DirtyLog>,
     pub is_stop_requested: bool,
@@ -39,6 +52,7 @@ impl<'a> VmController<'a> {
             reader,
             boot_stats: BootStats::default(),
             boot_count,
+            dirty_costs: DirtyCosts::default(),
             dirty_logs: Vec::new(),
             is_stop_requested: false,
         }
@@ -67,9 +81,12 @@ impl<'a> VmController<'a> {
             ApiRequest::Metrics => {
                 return self.counters(|snapshot| Body::Metrics(metrics::text(snapshot)));
             }
-            ApiRequest::DirtyLogging(on) => return to_response(self.set_dirty_logging(on)),
-            ApiRequest::DirtyPages => return to_response(self.dirty_pages()),
-            ApiRequest::ClearDirtyLog => return to_response(self.clear_dirty_logs()),
+            ApiRequest::DirtyLogging(true) => {
+                return self.timed("dirty-start", Self::start_logging);
+            }
+            ApiRequest::DirtyLogging(false) => return self.timed("dirty-stop", Self::stop_logging),
+            ApiRequest::DirtyPages => return self.timed("dirty-read", Self::dirty_pages),
+            ApiRequest::ClearDirtyLog => return self.timed("dirty-clear", Self::clear_dirty_logs),
             ApiRequest::ResizeBalloon(size) => return self.set_balloon(size),
         }
         (200, self.state().into())
@@ -95,6 +112,7 @@ impl<'a> VmController<'a> {
     }
 
     fn memory(&self) -> Response {
+        let leaves = Stage2Leaves::read(&self.vm.fd);
         let zones: Vec<Value> = self
             .vm
             .memory
@@ -110,6 +128,13 @@ impl<'a> VmController<'a> {
                 match ram.resident_pages() {
                     Ok(obtained) => zone["resident"] = json!(obtained.resident_bytes),
                     Err(error) => zone["error"] = json!(error.to_string()),
+                }
+                let base = ram.plan().base_page_size();
+                let mapped = leaves.bytes_by_level(&ram.guest_range()).into_iter();
+                let mapped = mapped.map(|(level, bytes)| (leaf_size(base, level).0, bytes));
+                let mapped: BTreeMap<u64, u64> = mapped.collect();
+                if !mapped.is_empty() {
+                    zone["mapped"] = json!(mapped);
                 }
                 if let Err(error) = ram.checked_resident_pages() {
                     zone["unexpected_pages"] = json!(error.to_string());
@@ -146,22 +171,42 @@ impl<'a> VmController<'a> {
         (200, sizes.into())
     }
 
+    /// Executes an operation on the dirty logs and records its duration.
+    fn timed(
+        &mut self,
+        name: &'static str,
+        operation: impl FnOnce(&mut Self) -> Result<Value, KvmError>,
+    ) -> Response {
+        let start = Instant::now();
+        let result = operation(self);
+        self.dirty_costs.entry(name).or_default().record(start.elapsed());
+        to_response(result)
+    }
+
     fn counters(&mut self, body: impl FnOnce(&Snapshot) -> Body) -> Response {
         match self.reader.read() {
-            Ok(snapshot) => (200, body(&snapshot)),
+            Ok(mut snapshot) => {
+                for (name, durations) in &self.dirty_costs {
+                    durations.add_to(&mut snapshot.stalls, name);
+                }
+                (200, body(&snapshot))
+            }
             Err(error) => error_response(500, &error.to_string()),
         }
     }
 
-    fn set_dirty_logging(&mut self, on: bool) -> Result<Value, KvmError> {
-        if on && self.dirty_logs.is_empty() {
+    fn start_logging(&mut self) -> Result<Value, KvmError> {
+        if self.dirty_logs.is_empty() {
             self.start_dirty_logging().inspect_err(|_| {
                 // Logging covers all memslots or none; the first error is returned.
                 let _ = self.stop_dirty_logging();
             })?;
-        } else if !on {
-            self.stop_dirty_logging()?;
         }
+        Ok(self.state())
+    }
+
+    fn stop_logging(&mut self) -> Result<Value, KvmError> {
+        self.stop_dirty_logging()?;
         Ok(self.state())
     }
 
