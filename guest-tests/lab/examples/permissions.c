@@ -103,8 +103,10 @@ static void map_secrets(int count)
 static void unmap_secrets(int count)
 {
 	for (int i = 0; i < count && secret[i]; i++) {
-		if (secret[i][0] != (char)i)
+		if (secret[i][0] != (char)i) {
 			printf("secret page %d has changed\n", i);
+			end(1);
+		}
 		munmap(secret[i], 4096);
 		close(secret_fd[i]);
 	}
@@ -188,7 +190,7 @@ int main(void)
 {
 	const char *const memory[] = { "MemTotal", "MemFree", NULL };
 	const struct rlimit files = { 2 * MAX_COUNT + 16, 2 * MAX_COUNT + 16 };
-	int count, procs, rounds, whole;
+	int count, procs, rounds, status, whole;
 
 	if (getpid() == 1)
 		mount_all();
@@ -206,8 +208,9 @@ int main(void)
 		for (int i = 0; i < procs; i++)
 			if (!fork())
 				run_process(count / procs, rounds, i == 0);
-		while (wait(NULL) > 0)
-			;
+		while (wait(&status) > 0)
+			if (status)
+				fail("a process");
 	} else {
 		/* Marks that begin segments of the plugin's counts */
 		hold_memory(option("hold=", 0));
