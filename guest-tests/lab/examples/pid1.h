@@ -29,6 +29,18 @@ static void fail(const char *call)
 	end(1);
 }
 
+static inline void write_file(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY);
+
+	/* A kernel may lack the file */
+	if (fd < 0)
+		return;
+	if (write(fd, text, strlen(text)) < 0)
+		perror(path);
+	close(fd);
+}
+
 static void mount_all(void)
 {
 	int fd;

@@ -14,18 +14,6 @@
 
 #include "pid1.h"
 
-static void write_file(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY);
-
-	/* A kernel may lack the file */
-	if (fd < 0)
-		return;
-	if (write(fd, text, strlen(text)) < 0)
-		perror(path);
-	close(fd);
-}
-
 static void execute(const char *path)
 {
 	int null = open("/dev/null", O_RDWR);
