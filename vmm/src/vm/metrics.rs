@@ -74,7 +74,7 @@ fn add_stalls(text: &mut String, stalls: &EventCounts) {
     if causes.peek().is_none() {
         return;
     }
-    let _ = writeln!(text, "# HELP {NAME} Time of vCPUs out of the guest, by cause.");
+    let _ = writeln!(text, "# HELP {NAME} Stalls of vCPUs, and requests of the dirty log.");
     let _ = writeln!(text, "# TYPE {NAME} histogram");
     for cause in causes {
         let value = |key: &str| stalls.get(&format!("{cause}.{key}")).copied().unwrap_or(0);
