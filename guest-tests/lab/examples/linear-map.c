@@ -4,8 +4,9 @@
  * after boot and after each change of memory by virtio-mem, and loads a module if there is one.
  *
  * Options of the kernel's command line:
- *   changes=N   changes of memory to wait for (0); "waiting for change K" asks for each
- *   modules=N   times that /module.ko is loaded and unloaded (0)
+ *   changes=N        changes of memory to wait for (0); "waiting for change K" asks for each
+ *   modules=N        times that /module.ko is loaded and unloaded (0)
+ *   late_kfence=MS   interval with which kfence is enabled after boot (0: it is not)
  */
 #define _GNU_SOURCE
 #include <sys/syscall.h>
@@ -96,13 +97,39 @@ static void load_module(void)
 		fail("delete_module");
 }
 
+/* Enables kfence, and waits until it has allocated objects */
+static void enable_kfence(int milliseconds)
+{
+	unsigned long allocated = 0;
+	char text[32], line[256];
+	FILE *file;
+
+	sprintf(text, "%d", milliseconds);
+	write_file("/sys/module/kfence/parameters/sample_interval", text);
+	for (int i = 0; i < 600 && allocated < 20; i++) {
+		usleep(100000);
+		file = fopen("/sys/kernel/debug/kfence/stats", "r");
+		if (!file)
+			fail("/sys/kernel/debug/kfence/stats");
+		while (fgets(line, sizeof(line), file))
+			sscanf(line, "total allocations: %lu", &allocated);
+		fclose(file);
+	}
+	if (allocated < 20) {
+		printf("kfence has %lu allocations\n", allocated);
+		end(1);
+	}
+	print_tables("kfence");
+}
+
 int main(void)
 {
-	int changes, modules;
+	int changes, modules, interval;
 
 	mount_all();
 	changes = option("changes=", 0);
 	modules = option("modules=", 0);
+	interval = option("late_kfence=", 0);
 	print_tables("boot");
 	for (int i = 1; i <= changes; i++)
 		await_change(i);
@@ -112,6 +139,8 @@ int main(void)
 		sleep(2);
 		print_tables("modules");
 	}
+	if (interval)
+		enable_kfence(interval);
 	printf("end\n");
 	end(0);
 }
