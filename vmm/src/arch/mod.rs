@@ -22,13 +22,21 @@
 /// arm64.
 pub mod aarch64 {
     pub mod boot;
+    pub mod gic_registers;
     pub mod host;
+    pub mod state;
     pub mod vm;
 
     #[cfg(target_arch = "aarch64")]
     pub mod gic;
     #[cfg(target_arch = "aarch64")]
+    mod gic_access;
+    #[cfg(target_arch = "aarch64")]
     pub mod guest;
+    #[cfg(target_arch = "aarch64")]
+    pub mod save;
+    #[cfg(target_arch = "aarch64")]
+    pub mod save_gic;
     #[cfg(target_arch = "aarch64")]
     pub mod vcpu;
 }
@@ -48,6 +56,7 @@ use std::ops::Range;
 use granule_types::units::{Bytes, GuestAddress};
 use linux_loader::cmdline::Cmdline;
 
+pub use aarch64::state::MachineState;
 #[cfg(target_arch = "aarch64")]
 pub use aarch64::{guest, host, vm};
 #[cfg(target_arch = "x86_64")]

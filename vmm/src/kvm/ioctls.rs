@@ -9,7 +9,11 @@ use kvm_bindings::{
     KVMIO, kvm_clear_dirty_log, kvm_clear_dirty_log__bindgen_ty_1, kvm_enable_cap,
     kvm_pre_fault_memory,
 };
+#[cfg(target_arch = "aarch64")]
+use kvm_ioctls::VcpuFd;
 use kvm_ioctls::VmFd;
+#[cfg(target_arch = "aarch64")]
+use vmm_sys_util::ioctl::ioctl_with_mut_ptr;
 use vmm_sys_util::{
     errno,
     ioctl::{ioctl, ioctl_with_mut_ref, ioctl_with_ref},
@@ -19,6 +23,8 @@ use vmm_sys_util::{
 ioctl_iow_nr!(KVM_ENABLE_CAP, KVMIO, 0xa3, kvm_enable_cap);
 ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
 ioctl_io_nr!(KVM_RESET_DIRTY_RINGS, KVMIO, 0xc7);
+#[cfg(target_arch = "aarch64")]
+ioctl_iowr_nr!(KVM_GET_REG_LIST, KVMIO, 0xb0, kvm_bindings::kvm_reg_list);
 ioctl_iowr_nr!(KVM_PRE_FAULT_MEMORY, KVMIO, 0xd5, kvm_pre_fault_memory);
 
 /// Write-protects all pages harvested from the dirty rings and returns their entries to the kernel
@@ -42,6 +48,26 @@ pub fn pre_fault_memory(
     match unsafe { ioctl_with_mut_ref(&vcpu.as_raw_fd(), KVM_PRE_FAULT_MEMORY(), range) } {
         0 => Ok(()),
         _ => Err(errno::Error::last()),
+    }
+}
+
+/// Returns the IDs of all registers of a vCPU (`KVM_GET_REG_LIST`). `kvm-ioctls` has this call, but
+/// limits the list to 500 registers.
+#[cfg(target_arch = "aarch64")]
+pub fn register_list(vcpu: &VcpuFd) -> errno::Result<Vec<u64>> {
+    // `kvm_reg_list` is the number of IDs, then the IDs. A call without space returns the number.
+    let mut list = vec![0_u64];
+    loop {
+        // SAFETY: the kernel writes at most the number of IDs in the first element.
+        match unsafe { ioctl_with_mut_ptr(vcpu, KVM_GET_REG_LIST(), list.as_mut_ptr()) } {
+            0 => return Ok(list.split_off(1)),
+            _ => match errno::Error::last() {
+                error if error.errno() == libc::E2BIG => {}
+                error => return Err(error),
+            },
+        }
+        let count = list.first().copied().unwrap_or(0);
+        list.resize(usize::try_from(count).unwrap_or(0) + 1, 0);
     }
 }
 

@@ -38,6 +38,16 @@ pub enum KvmError {
         /// The kernel's error.
         source: io::Error,
     },
+    /// Error returned when a register of a vCPU or of the interrupt controller cannot be accessed.
+    #[error("{register} cannot be {access}")]
+    Register {
+        /// The register, and the value that it was set to.
+        register: String,
+        /// `read` or `set`.
+        access: &'static str,
+        /// The kernel's error.
+        source: io::Error,
+    },
     /// Error returned when this host's KVM does not support the request.
     #[error("{0}")]
     Unsupported(String),

@@ -8,13 +8,15 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use linux_loader::loader::{KernelLoader as _, load_dtb, pe::PE};
 use vm_memory::GuestMemoryMmap;
 
-pub use super::boot::{BootError, BootLayout, image::Image, parse_command_line};
 use super::{
-    boot::{
-        self,
-        fdt::{Fdt, Gic},
-    },
-    gic, vcpu, vm,
+    boot::{self, fdt::Fdt},
+    gic, save, save_gic,
+    state::MachineState,
+    vcpu, vm,
+};
+pub use super::{
+    boot::{BootError, BootLayout, image::Image, parse_command_line},
+    gic::InterruptController,
 };
 use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
 
@@ -25,8 +27,9 @@ pub struct GuestVcpus {
     pub fds: Vec<VcpuFd>,
     /// A vCPU that never runs, and that the guest does not see, so that ioctls on it do not wait.
     pub helper: Option<VcpuFd>,
+    /// Interrupt controller.
+    pub controller: InterruptController,
     has_pmu: bool,
-    gic: Gic,
 }
 
 /// Returns an error if the architecture does not support Linux guests.
@@ -76,13 +79,13 @@ pub fn create_vcpus(
         (0..count).map(|index| vcpu::create_vcpu(vm, index, features)).collect::<Result<_, _>>()?;
     // Initialised, so that its MPIDR is not that of another vCPU.
     let helper = has_helper.then(|| vcpu::create_vcpu(vm, count, features)).transpose()?;
-    let gic = gic::create_gic(vm, count.into(), has_helper, interrupts)?;
+    let controller = gic::create_gic(vm, count.into(), has_helper, interrupts)?;
     let pmu = features & vcpu::PMU_FEATURE != 0;
     if pmu {
         // The PMU needs the interrupt controller.
         fds.iter().try_for_each(vcpu::init_pmu)?;
     }
-    Ok(GuestVcpus { fds, helper, has_pmu: pmu, gic })
+    Ok(GuestVcpus { fds, helper, controller, has_pmu: pmu })
 }
 
 fn load_kernel(
@@ -108,7 +111,7 @@ pub fn write_boot_data(
     layout: &BootLayout,
 ) -> Result<(), BootError> {
     load_kernel(memory, kernel, layout)?;
-    let affinities = vcpus.fds.iter().map(vcpu::mpidr_affinity).collect::<Result<Vec<_>, _>>()?;
+    let affinities = affinities(&vcpus.fds)?;
     let command_line = vm.command_line.as_cstring().map_err(boot::command_line_error)?;
     let command_line = command_line.to_string_lossy();
     let seed = random_seed();
@@ -116,7 +119,7 @@ pub fn write_boot_data(
         memory: &vm.memory,
         affinities: &affinities,
         has_pmu: vcpus.has_pmu,
-        gic: vcpus.gic,
+        gic: vcpus.controller.description,
         devices: &vm.devices,
         command_line: &command_line,
         initrd: layout.initrd.clone(),
@@ -128,6 +131,55 @@ pub fn write_boot_data(
         vcpu::set_entry_point(boot, layout.kernel, layout.fdt)?;
     }
     Ok(())
+}
+
+/// Returns the state of the paused vCPUs and the interrupt controller of a VM, the boot vCPU first.
+/// No ioctl on a vCPU may be in progress, also not on a helper, and all device accesses must be
+/// complete ([`save::save_vcpu`]).
+///
+/// KVM writes tables of the interrupt controller to guest memory: save the memory afterwards, and
+/// all of it if the VM has dirty rings ([`save_gic::save_gic`]).
+///
+/// # Errors
+/// The host has a GICv2, or KVM refuses an access.
+pub fn save_machine(
+    vcpus: &[&VcpuFd],
+    controller: &InterruptController,
+) -> Result<MachineState, KvmError> {
+    let affinities = affinities(vcpus.iter().copied())?;
+    // The GIC first, because it refuses hosts with a GICv2.
+    let gic = save_gic::save_gic(controller, &affinities)?;
+    let vcpus = vcpus.iter().map(|vcpu| save::save_vcpu(vcpu)).collect::<Result<_, _>>()?;
+    Ok(MachineState { vcpus, gic })
+}
+
+/// Restores the state of vCPUs that have not run, the boot vCPU first, and of their interrupt
+/// controller. Guest memory must be restored before. No ioctl on a vCPU may be in progress, also not
+/// on a helper.
+///
+/// # Errors
+/// The VM has another number of vCPUs or interrupts, or this host has other registers or does not
+/// accept their values.
+pub fn restore_machine(
+    vcpus: &[VcpuFd],
+    controller: &InterruptController,
+    state: &MachineState,
+) -> Result<(), KvmError> {
+    let (saved, created) = (state.vcpus.len(), vcpus.len());
+    if saved != created {
+        return Err(KvmError::Unsupported(format!(
+            "the snapshot cannot be restored: it has {saved} vCPUs, and this VM has {created}; \
+             request --vcpus {saved}"
+        )));
+    }
+    for (index, (vcpu, state)) in vcpus.iter().zip(&state.vcpus).enumerate() {
+        save::restore_vcpu(vcpu, state, index == 0)?;
+    }
+    save_gic::restore_gic(controller, &affinities(vcpus)?, &state.gic)
+}
+
+fn affinities<'a>(vcpus: impl IntoIterator<Item = &'a VcpuFd>) -> Result<Vec<u64>, KvmError> {
+    vcpus.into_iter().map(vcpu::mpidr_affinity).collect()
 }
 
 /// Size of the guest's seed: 8 bytes for KASLR, the rest for its random number generator.

@@ -13,12 +13,12 @@ use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
     KVM_ARM_VCPU_PMU_V3_IRQ, KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2,
     KVM_ARM_VCPU_PTRAUTH_ADDRESS, KVM_ARM_VCPU_PTRAUTH_GENERIC, KVM_ARM_VCPU_SVE,
-    KVM_CAP_ARM_NISV_TO_USER, KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_ARM64_SYSREG,
-    KVM_REG_SIZE_U64, kvm_device_attr, kvm_regs, kvm_vcpu_init, user_pt_regs,
+    KVM_CAP_ARM_NISV_TO_USER, KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_SIZE_U64, kvm_device_attr,
+    kvm_regs, kvm_vcpu_init, user_pt_regs,
 };
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
-use super::boot::fdt::PMU_PPI;
+use super::{boot::fdt::PMU_PPI, state::RegisterId};
 use crate::kvm::{KvmError, ioctls::enable_capability};
 
 const MPIDR_EL1: u64 = system_register_id([3, 0, 0, 0, 5]);
@@ -113,15 +113,8 @@ const fn core_register_id(offset: usize) -> u64 {
 }
 
 /// Returns the ID of a system register from the operands op0, op1, CRn, CRm and op2 of `MRS`.
-pub const fn system_register_id([op0, op1, crn, crm, op2]: [u8; 5]) -> u64 {
-    KVM_REG_ARM64
-        | KVM_REG_SIZE_U64
-        | KVM_REG_ARM64_SYSREG as u64
-        | (op0 as u64) << 14
-        | (op1 as u64) << 11
-        | (crn as u64) << 7
-        | (crm as u64) << 3
-        | op2 as u64
+pub const fn system_register_id(operands: [u8; 5]) -> u64 {
+    RegisterId::system(operands).number()
 }
 
 /// Returns the program counter of a vCPU, or `None` if it cannot be read.

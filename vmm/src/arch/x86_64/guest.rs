@@ -10,7 +10,11 @@ use granule_types::units::Bytes;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 
-use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
+use crate::{
+    arch::{VmDescription, aarch64::state::MachineState},
+    kvm::KvmError,
+    memory::GuestRam,
+};
 
 pub use crate::arch::aarch64::boot::{BootError, BootLayout, image::Image, parse_command_line};
 
@@ -21,7 +25,13 @@ pub struct GuestVcpus {
     pub fds: Vec<VcpuFd>,
     /// A vCPU that never runs.
     pub helper: Option<VcpuFd>,
+    /// Interrupt controller.
+    pub controller: InterruptController,
 }
+
+/// The interrupt controller of a guest.
+#[derive(Debug)]
+pub struct InterruptController(());
 
 fn unsupported_error() -> KvmError {
     KvmError::Unsupported(
@@ -61,4 +71,19 @@ pub fn write_boot_data(
     _layout: &BootLayout,
 ) -> Result<(), BootError> {
     Err(unsupported_error().into())
+}
+
+pub fn save_machine(
+    _vcpus: &[&VcpuFd],
+    _controller: &InterruptController,
+) -> Result<MachineState, KvmError> {
+    Err(unsupported_error())
+}
+
+pub fn restore_machine(
+    _vcpus: &[VcpuFd],
+    _controller: &InterruptController,
+    _state: &MachineState,
+) -> Result<(), KvmError> {
+    Err(unsupported_error())
 }

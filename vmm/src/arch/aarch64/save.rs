@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Saves and restores vCPUs (`KVM_GET_REG_LIST`, `KVM_GET_ONE_REG`, `KVM_GET_MP_STATE` and
+//! `KVM_GET_VCPU_EVENTS`, `Documentation/virt/kvm/api.rst`).
+//!
+//! Restoring the virtual counter hides the time in which the VM did not run. The physical counter
+//! is not restored: it is the host's.
+
+use kvm_bindings::{kvm_mp_state, kvm_vcpu_events, kvm_vcpu_events__bindgen_ty_1};
+use kvm_ioctls::VcpuFd;
+use vmm_sys_util::errno;
+
+use super::state::{HexBytes, HexNumber, RegisterId, RegisterMismatch, VcpuEvents, VcpuState};
+use crate::kvm::{KvmError, ioctls::register_list};
+
+/// `KVM_REG_ARM_TIMER_CNT`, the virtual counter. The KVM ABI swaps its encoding with that of
+/// `KVM_REG_ARM_TIMER_CVAL` (`asm/kvm.h` of the kernel).
+const VIRTUAL_COUNTER: RegisterId = RegisterId::system([3, 3, 14, 3, 2]);
+/// `KVM_REG_ARM_PTIMER_CNT`, the physical counter.
+const PHYSICAL_COUNTER: RegisterId = RegisterId::system([3, 3, 14, 0, 1]);
+
+/// Returns the state of a vCPU. After `KVM_EXIT_MMIO` the vCPU must have entered `KVM_RUN` again,
+/// with `immediate_exit` if it is not to run: KVM completes the access there.
+///
+/// # Errors
+/// A register cannot be read.
+pub fn save_vcpu(vcpu: &VcpuFd) -> Result<VcpuState, KvmError> {
+    let registers = list_registers(vcpu)?
+        .into_iter()
+        .map(|id| {
+            let value = read(vcpu, id).map_err(|error| KvmError::Register {
+                register: id.to_string(),
+                access: "read",
+                source: error.into(),
+            })?;
+            Ok((id, value))
+        })
+        .collect::<Result<_, KvmError>>()?;
+    // A reset that PSCI requested changes the power state when the registers are read.
+    let mp_state =
+        vcpu.get_mp_state().map_err(|error| KvmError::call("KVM_GET_MP_STATE", error))?.mp_state;
+    let exception = vcpu
+        .get_vcpu_events()
+        .map_err(|error| KvmError::call("KVM_GET_VCPU_EVENTS", error))?
+        .exception;
+    let events = VcpuEvents {
+        serror_pending: exception.serror_pending != 0,
+        serror_has_esr: exception.serror_has_esr != 0,
+        ext_dabt_pending: exception.ext_dabt_pending != 0,
+        serror_esr: HexNumber(exception.serror_esr),
+    };
+    Ok(VcpuState { mp_state, events, registers })
+}
+
+/// Restores the state of a vCPU that has not run. The virtual counter is one for the VM:
+/// `is_first` restores it.
+///
+/// # Errors
+/// This host does not have the same registers, or does not accept a value; the error lists all
+/// these registers.
+pub fn restore_vcpu(vcpu: &VcpuFd, state: &VcpuState, is_first: bool) -> Result<(), KvmError> {
+    let mut mismatches = Vec::new();
+    for (&id, saved) in &state.registers {
+        if id == PHYSICAL_COUNTER || id == VIRTUAL_COUNTER && !is_first {
+            continue;
+        }
+        mismatches.extend(restore_register(vcpu, id, saved));
+    }
+    // Listed afterwards, because the restored ID registers hide registers of disabled features.
+    for id in list_registers(vcpu)? {
+        if !state.registers.contains_key(&id) && id != PHYSICAL_COUNTER {
+            mismatches.push(RegisterMismatch { id, saved: None, host: read(vcpu, id).ok() });
+        }
+    }
+    if !mismatches.is_empty() {
+        return Err(mismatch_error(&mismatches));
+    }
+    vcpu.set_mp_state(kvm_mp_state { mp_state: state.mp_state })
+        .map_err(|error| KvmError::call("KVM_SET_MP_STATE", error))?;
+    let events = &state.events;
+    let exception = kvm_vcpu_events__bindgen_ty_1 {
+        serror_pending: events.serror_pending.into(),
+        serror_has_esr: events.serror_has_esr.into(),
+        ext_dabt_pending: events.ext_dabt_pending.into(),
+        serror_esr: events.serror_esr.0,
+        ..kvm_vcpu_events__bindgen_ty_1::default()
+    };
+    vcpu.set_vcpu_events(&kvm_vcpu_events { exception, ..kvm_vcpu_events::default() })
+        .map_err(|error| KvmError::call("KVM_SET_VCPU_EVENTS", error))
+}
+
+/// Sets a register unless it has the value: the kernel refuses to set constants such as
+/// `KVM_REG_ARM64_SVE_VLS`, and registers that clear the bits of another, such as `PMCNTENCLR_EL0`,
+/// have the value after the other is set.
+fn restore_register(vcpu: &VcpuFd, id: RegisterId, saved: &HexBytes) -> Option<RegisterMismatch> {
+    let host = read(vcpu, id).ok();
+    if host.as_ref() == Some(saved) {
+        return None;
+    }
+    // The length is checked because the ioctl reads the size in the ID.
+    let is_set = saved.0.len() == id.size() && vcpu.set_one_reg(id.number(), &saved.0).is_ok();
+    (!is_set).then(|| RegisterMismatch { id, saved: Some(saved.clone()), host })
+}
+
+fn mismatch_error(mismatches: &[RegisterMismatch]) -> KvmError {
+    let registers: Vec<String> = mismatches.iter().map(RegisterMismatch::to_string).collect();
+    KvmError::Unsupported(format!(
+        "the registers of the snapshot cannot be restored: {}. Restore it on a host with the same \
+         CPU, and a kernel that is not older and has the same registers",
+        registers.join("; ")
+    ))
+}
+
+fn list_registers(vcpu: &VcpuFd) -> Result<Vec<RegisterId>, KvmError> {
+    let ids = register_list(vcpu).map_err(|error| KvmError::call("KVM_GET_REG_LIST", error))?;
+    Ok(ids.into_iter().map(RegisterId::new).collect())
+}
+
+fn read(vcpu: &VcpuFd, id: RegisterId) -> Result<HexBytes, errno::Error> {
+    let mut bytes = vec![0; id.size()];
+    vcpu.get_one_reg(id.number(), &mut bytes)?;
+    Ok(HexBytes(bytes))
+}
