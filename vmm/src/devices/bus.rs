@@ -4,14 +4,14 @@
 //! Devices are added while the VM is built. The bus does not change after that, so vCPU threads
 //! look up devices without a lock. Each device has its own lock.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use granule_types::units::GuestAddress;
 use parking_lot::Mutex;
 use thiserror::Error;
 use vm_device::bus::{MmioAddress, MmioBus, MmioRange};
 
-use super::{MmioDevice, MmioDeviceInfo, REGISTER_RANGE_SIZE};
+use super::{DeviceState, MmioDevice, MmioDeviceInfo, REGISTER_RANGE_SIZE, RestoreError};
 
 /// Error returned when a device cannot be added to the bus: its registers exceed the address space
 /// or overlap those of another device.
@@ -71,6 +71,51 @@ impl Bus {
     /// Handles a store.
     pub fn write(&self, address: GuestAddress, data: &[u8]) {
         self.dispatch(address, data.len(), |device, offset| device.write(offset, data));
+    }
+
+    /// Suspends all devices. Returns the states of those that have one, by name.
+    ///
+    /// # Errors
+    /// A device cannot be part of a snapshot, with its name and the reason. All devices are
+    /// suspended in any case.
+    pub fn suspend(&self) -> Result<BTreeMap<String, DeviceState>, String> {
+        let mut states = BTreeMap::new();
+        let mut result = Ok(());
+        for (info, device) in self.named_devices() {
+            let suspended = device.lock().suspend();
+            match suspended {
+                Ok(state) => states.extend(state.map(|state| (info.name.clone(), state))),
+                Err(reason) => result = result.and(Err(format!("{}: {reason}", info.name))),
+            }
+        }
+        result.map(|()| states)
+    }
+
+    /// Sets the states of new devices to those of suspended ones. They are suspended afterwards.
+    ///
+    /// # Errors
+    /// A state is missing, or is that of another device.
+    pub fn restore(&self, states: &BTreeMap<String, DeviceState>) -> Result<(), RestoreError> {
+        for (name, state) in states {
+            let device = self.named_devices().find(|(info, _)| info.name == *name);
+            let (_, device) = device.ok_or_else(|| state.refused_by("a VM without this device"))?;
+            device.lock().restore(state).map_err(|error| error.of_device(name))?;
+        }
+        Ok(())
+    }
+
+    /// Continues the work of all suspended devices.
+    pub fn resume(&self) {
+        self.named_devices().for_each(|(_, device)| device.lock().resume());
+    }
+
+    fn named_devices(
+        &self,
+    ) -> impl Iterator<Item = (&MmioDeviceInfo, &Arc<Mutex<dyn MmioDevice>>)> {
+        self.device_infos.iter().filter_map(|info| {
+            let (_, device) = self.devices.device(MmioAddress(info.start.0))?;
+            Some((info, device))
+        })
     }
 
     /// Calls `access` on the device whose registers contain all bytes of the access.

@@ -4,13 +4,15 @@
 
 use granule_types::units::GuestAddress;
 
-use super::{MmioDevice, MmioDeviceInfo};
+use vm_superio::rtc_pl031::{self, NoEvents};
+
+use super::{DeviceState, MmioDevice, MmioDeviceInfo, RestoreError, state::RtcState};
 
 /// PL031 real-time clock from `vm-superio`, without its alarm. Reads return the host's time.
 /// Registers are 32 bits wide.
 #[allow(missing_debug_implementations, reason = "`vm_superio::Rtc` does not implement Debug")]
 #[derive(Default)]
-pub struct Rtc(vm_superio::Rtc<vm_superio::rtc_pl031::NoEvents>);
+pub struct Rtc(vm_superio::Rtc<NoEvents>);
 
 impl Rtc {
     /// Describes the clock for the device tree. A `primecell` node also needs `clocks` and
@@ -35,6 +37,32 @@ impl MmioDevice for Rtc {
         };
         self.0.write(offset, word);
         true
+    }
+
+    fn suspend(&mut self) -> Result<Option<DeviceState>, String> {
+        let state = self.0.state();
+        Ok(Some(DeviceState::Rtc(RtcState {
+            load: state.lr,
+            offset: state.offset,
+            compare: state.mr,
+            interrupt_mask: state.imsc,
+            raw_interrupts: state.ris,
+        })))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreError> {
+        let DeviceState::Rtc(state) = state else {
+            return Err(state.refused_by("a real-time clock"));
+        };
+        let state = rtc_pl031::RtcState {
+            lr: state.load,
+            offset: state.offset,
+            mr: state.compare,
+            imsc: state.interrupt_mask,
+            ris: state.raw_interrupts,
+        };
+        self.0 = vm_superio::Rtc::from_state(&state, NoEvents);
+        Ok(())
     }
 }
 

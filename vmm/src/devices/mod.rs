@@ -16,6 +16,7 @@ pub mod console_input;
 pub mod console_output;
 mod pl011;
 pub mod serial;
+mod state;
 pub mod virtio;
 
 use granule_types::units::GuestAddress;
@@ -24,6 +25,7 @@ pub use bus::{Bus, BusError};
 pub use clocks::{BootTimer, Rtc};
 pub use pl011::Pl011;
 pub use serial::Serial;
+pub use state::{DeviceState, RestoreError};
 
 /// Size of a device's register range, in bytes; the distance between virtio devices.
 pub const REGISTER_RANGE_SIZE: u64 = 0x1000;
@@ -44,6 +46,27 @@ pub trait MmioDevice: Send {
     /// Handles a store.
     #[must_use]
     fn write(&mut self, offset: u64, data: &[u8]) -> bool;
+
+    /// Stops the work of the device, which accesses no guest memory until [`Self::resume`], and
+    /// returns its state; `None` if it has none.
+    ///
+    /// # Errors
+    /// The state cannot be part of a snapshot, with the reason.
+    fn suspend(&mut self) -> Result<Option<DeviceState>, String> {
+        Ok(None)
+    }
+
+    /// Sets the state of a new device to that of a suspended one. It is suspended afterwards.
+    ///
+    /// # Errors
+    /// The state is not that of such a device.
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreError> {
+        Err(state.refused_by("a device without a state"))
+    }
+
+    /// Continues the work of a suspended device. An interrupt that the guest has not handled is
+    /// raised again, as that before the suspension may not have reached the guest.
+    fn resume(&mut self) {}
 }
 
 /// Properties of a device that the device tree and the interrupt controller need.

@@ -15,8 +15,9 @@ use granule_types::units::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    MmioDevice, MmioDeviceInfo,
+    DeviceState, MmioDevice, MmioDeviceInfo, RestoreError,
     serial::{SerialOutput, SerialPort},
+    state::Pl011State,
 };
 
 const UARTDR: u64 = 0x00;
@@ -172,6 +173,35 @@ impl MmioDevice for Pl011 {
             _ => false,
         }
     }
+
+    fn suspend(&mut self) -> Result<Option<DeviceState>, String> {
+        Ok(Some(DeviceState::Pl011(Pl011State {
+            input: self.fifo.iter().copied().collect(),
+            raw_interrupts: self.raw_interrupts,
+            interrupt_mask: self.interrupt_mask,
+            scratch: self.scratch.iter().map(|(offset, value)| (*offset, *value)).collect(),
+        })))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreError> {
+        let DeviceState::Pl011(state) = state else {
+            return Err(state.refused_by("a PL011"));
+        };
+        let is_scratch = |(offset, _): &(u64, u32)| SCRATCH_REGISTERS.contains(offset);
+        if state.input.len() > FIFO_SIZE || !state.scratch.iter().all(is_scratch) {
+            let text = format!("its state is refused: more than {FIFO_SIZE} bytes, or a register");
+            return Err(RestoreError(text));
+        }
+        self.fifo = state.input.iter().copied().collect();
+        self.raw_interrupts = state.raw_interrupts;
+        self.interrupt_mask = state.interrupt_mask;
+        self.scratch = state.scratch.iter().copied().collect();
+        Ok(())
+    }
+
+    fn resume(&mut self) {
+        self.update_interrupt();
+    }
 }
 
 #[cfg(test)]
@@ -234,5 +264,23 @@ mod tests {
         }
         assert!(!port.write(UARTCR, &[1; 8]));
         assert!(!port.read(UARTCR + 2, &mut [9; 2]));
+    }
+
+    #[test]
+    fn a_restored_port_has_the_input_and_raises_its_interrupt_again() {
+        let (mut port, ..) = new_port();
+        assert!(port.write(UARTIMSC, &RXRIS.to_le_bytes()));
+        assert!(port.write(UARTCR, &7_u32.to_le_bytes()));
+        assert_eq!(port.receive(b"key"), 3);
+        let state = port.suspend().unwrap().unwrap();
+        let (mut restored, _, irq) = new_port();
+
+        restored.restore(&state).unwrap();
+        restored.resume();
+
+        assert_eq!(irq.read().unwrap(), 1);
+        assert_eq!(read_word(&mut restored, UARTCR), 7);
+        let input = [(); 3].map(|()| read_word(&mut restored, UARTDR));
+        assert_eq!(input, b"key".map(u32::from));
     }
 }

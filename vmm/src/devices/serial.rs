@@ -5,13 +5,13 @@
 //! [`ConsoleOutput`](super::console_output::ConsoleOutput) is an output that never blocks. [Console
 //! input](super::console_input) fills a FIFO of 64 bytes. Registers are 8 bits wide.
 
-use std::{io, sync::Arc};
+use std::{fmt::Display, io, mem, sync::Arc};
 
 use granule_types::units::GuestAddress;
 use vm_superio::{Trigger, serial::SerialEvents};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{MmioDevice, MmioDeviceInfo};
+use super::{DeviceState, MmioDevice, MmioDeviceInfo, RestoreError, state::SerialState};
 
 /// Destination of guest output.
 pub type SerialOutput = Box<dyn io::Write + Send>;
@@ -99,6 +99,58 @@ impl MmioDevice for Serial {
         }
         true
     }
+
+    fn suspend(&mut self) -> Result<Option<DeviceState>, String> {
+        let state = self.port.state();
+        Ok(Some(DeviceState::Serial(SerialState {
+            divisor: [state.baud_divisor_low, state.baud_divisor_high],
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            input: state.in_buffer,
+        })))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreError> {
+        let DeviceState::Serial(state) = state else {
+            return Err(state.refused_by("a 16550"));
+        };
+        let state = vm_superio::SerialState {
+            baud_divisor_low: state.divisor[0],
+            baud_divisor_high: state.divisor[1],
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            in_buffer: state.input.clone(),
+        };
+        let failed = |error: &dyn Display| RestoreError(format!("its state is refused: {error}"));
+        let irq = self.port.interrupt_evt().0.try_clone().map_err(|error| failed(&error))?;
+        let drain_event = DrainEvent(self.drain_event());
+        let output: SerialOutput = Box::new(io::sink());
+        let mut port =
+            vm_superio::Serial::from_state(&state, InterruptLine(irq), drain_event, output)
+                .map_err(|error| failed(&error))?;
+        mem::swap(port.writer_mut(), self.port.writer_mut());
+        self.port = port;
+        Ok(())
+    }
+
+    fn resume(&mut self) {
+        /// Bit of the interrupt identification that is clear while an interrupt is pending.
+        const NONE_PENDING: u8 = 1;
+        let is_pending = self.port.state().interrupt_identification & NONE_PENDING == 0;
+        if is_pending && let Err(error) = self.port.interrupt_evt().trigger() {
+            log::debug!("serial interrupt: {error}");
+        }
+    }
 }
 
 #[cfg(test)]
@@ -143,5 +195,31 @@ mod tests {
 
         assert!(serial.write(0, b"a"));
         assert!(serial.write(0, b"b"));
+    }
+
+    #[test]
+    fn a_restored_port_has_the_input_and_raises_its_interrupt_again() {
+        let mut serial = Serial::new(event(), Box::new(io::sink())).unwrap();
+        assert!(serial.write(1, &[1]));
+        assert_eq!(serial.receive(b"key"), 3);
+        let state = serial.suspend().unwrap().unwrap();
+        let (mut screen, output) = io::pipe().unwrap();
+        let irq = event();
+        let mut restored = Serial::new(irq.try_clone().unwrap(), Box::new(output)).unwrap();
+
+        restored.restore(&state).unwrap();
+        restored.resume();
+
+        assert!(irq.read().unwrap() > 0);
+        let mut byte = [0];
+        for expected in *b"key" {
+            assert!(restored.read(0, &mut byte));
+            assert_eq!(byte, [expected]);
+        }
+        assert!(restored.write(0, b"!"));
+        drop(restored);
+        let mut shown = String::new();
+        screen.read_to_string(&mut shown).unwrap();
+        assert_eq!(shown, "!");
     }
 }

@@ -33,7 +33,7 @@ use thiserror::Error;
 use descriptor_chain::{DescriptorChain, Direction};
 pub use queue::{Queue, Queues};
 pub use shared_state::{ConfigSpace, Interrupt};
-pub use transport::Transport;
+pub use transport::{Transport, TransportState};
 pub use virtio_queue::QueueState;
 
 /// Error that stops a device until the driver resets it.

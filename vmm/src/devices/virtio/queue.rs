@@ -52,6 +52,11 @@ impl Queue {
         })
     }
 
+    /// Returns the configuration, with the positions of the device in the rings.
+    pub(super) fn state(&self) -> QueueState {
+        self.rings.state()
+    }
+
     pub(super) fn pop(&mut self) -> Result<Option<DescriptorChain>, DeviceError> {
         let next = self.rings.iter(self.memory.map())?.next();
         next.map(|chain| DescriptorChain::parse(chain, &self.memory)).transpose()

@@ -59,6 +59,19 @@ impl Interrupt {
         self.needs_reset.store(false, Ordering::Release);
     }
 
+    /// Sets the causes of an interrupt that was raised before a snapshot was taken.
+    pub(super) fn restore(&self, status: u32, needs_reset: bool) {
+        self.status.store(status, Ordering::Release);
+        self.needs_reset.store(needs_reset, Ordering::Release);
+    }
+
+    /// Raises the interrupt again if the driver has not acknowledged all causes.
+    pub(super) fn raise_again(&self) {
+        if self.status() != 0 {
+            let _ = self.line.write(1);
+        }
+    }
+
     fn raise(&self, cause: u32) {
         self.status.fetch_or(cause, Ordering::AcqRel);
         // The write fails only if the counter is full; the interrupt is then pending already.
@@ -109,6 +122,21 @@ impl ConfigSpace {
         let count = found.len().min(data.len());
         data[..count].copy_from_slice(&found[..count]);
         count == data.len()
+    }
+
+    /// Returns the contents.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        self.0.bytes.lock().clone()
+    }
+
+    /// Replaces the contents, before the driver runs. Returns whether the size is the same.
+    pub(super) fn replace(&self, contents: &[u8]) -> bool {
+        let mut bytes = self.0.bytes.lock();
+        let fits = bytes.len() == contents.len();
+        if fits {
+            bytes.copy_from_slice(contents);
+        }
+        fits
     }
 
     /// Returns the little-endian number at `offset`, or 0 past the end.

@@ -10,6 +10,7 @@
 #[cfg(test)]
 mod hostile_driver;
 mod registers;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,8 @@ use virtio_bindings::{
     virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
 };
 use vmm_sys_util::eventfd::EventFd;
+
+pub use state::TransportState;
 
 use super::{
     ConfigSpace, DeviceError, Interrupt, Queue, QueueState, RateLimitedLog, VirtioDevice,
@@ -51,7 +54,7 @@ pub struct Transport {
     memory: Arc<GuestMemory>,
     queue_events: Vec<Arc<EventFd>>,
     queues: Vec<QueueState>,
-    device: DeviceState,
+    device: Activity,
     registers: Registers,
 }
 
@@ -65,11 +68,13 @@ struct Registers {
     queue_sel: u32,
 }
 
-enum DeviceState {
+enum Activity {
     /// Device that the transport owns.
     Inactive(WorkerContext),
     /// Device that its worker thread owns.
     Active(Worker),
+    /// Device whose worker is suspended. Its queues are those of the transport.
+    Suspended(WorkerContext),
     /// Device lost with a worker thread that panicked or could not be started.
     Lost,
 }
@@ -100,7 +105,7 @@ impl Transport {
             memory,
             queue_events,
             queues: sizes.map(|size| inactive_queue(*size)).collect(),
-            device: DeviceState::Inactive(WorkerContext {
+            device: Activity::Inactive(WorkerContext {
                 name: name.to_owned(),
                 device,
                 log: RateLimitedLog::default(),
@@ -159,8 +164,7 @@ impl Transport {
 
     fn activate(&mut self) {
         let queues = self.build_queues();
-        let DeviceState::Inactive(mut context) = mem::replace(&mut self.device, DeviceState::Lost)
-        else {
+        let Activity::Inactive(mut context) = mem::replace(&mut self.device, Activity::Lost) else {
             return self.interrupt.set_needs_reset();
         };
         let name = &self.name;
@@ -171,7 +175,7 @@ impl Transport {
         });
         match activated {
             Ok(queues) => match Worker::start(context, queues, Arc::clone(&self.interrupt)) {
-                Ok(worker) => self.device = DeviceState::Active(worker),
+                Ok(worker) => self.device = Activity::Active(worker),
                 Err(error) => {
                     log::error!("{name} is lost: its worker thread cannot be started: {error}");
                     self.interrupt.set_needs_reset();
@@ -179,7 +183,7 @@ impl Transport {
             },
             Err(error) => {
                 context.log.warn(format_args!("{name} cannot be activated: {error}"));
-                self.device = DeviceState::Inactive(context);
+                self.device = Activity::Inactive(context);
                 self.interrupt.set_needs_reset();
             }
         }
@@ -197,16 +201,20 @@ impl Transport {
     }
 
     fn reset(&mut self) {
-        self.device = match mem::replace(&mut self.device, DeviceState::Lost) {
-            DeviceState::Active(worker) => worker.stop().map_or_else(
-                || {
+        self.device = match mem::replace(&mut self.device, Activity::Lost) {
+            Activity::Active(worker) => match worker.stop() {
+                Some(stopped) => Activity::Inactive(stopped.context),
+                None => {
                     log::error!("{} is lost: its worker thread panicked", self.name);
-                    DeviceState::Lost
-                },
-                DeviceState::Inactive,
-            ),
+                    Activity::Lost
+                }
+            },
+            Activity::Suspended(context) => Activity::Inactive(context),
             other => other,
         };
+        if let Activity::Inactive(context) = &mut self.device {
+            context.device.reset();
+        }
         for queue in &mut self.queues {
             *queue = inactive_queue(queue.max_size);
         }

@@ -29,7 +29,13 @@ pub struct Worker {
     stop_event: EventFd,
     /// Stops the thread between two requests.
     stop_flag: Arc<AtomicBool>,
-    thread: JoinHandle<WorkerContext>,
+    thread: JoinHandle<StoppedWorker>,
+}
+
+/// Device and queues of a worker that was stopped.
+pub struct StoppedWorker {
+    pub context: WorkerContext,
+    pub queues: Vec<Option<Queue>>,
 }
 
 impl Worker {
@@ -51,7 +57,7 @@ impl Worker {
     }
 
     /// Stops the thread after the current request. Returns `None` if the thread panicked.
-    pub fn stop(self) -> Option<WorkerContext> {
+    pub fn stop(self) -> Option<StoppedWorker> {
         self.stop_flag.store(true, Ordering::Relaxed);
         self.stop_event.write(1).ok()?;
         self.thread.join().ok()
@@ -63,15 +69,14 @@ fn run(
     mut queues: Vec<Option<Queue>>,
     interrupt: &Interrupt,
     stop: &EventFd,
-) -> WorkerContext {
+) -> StoppedWorker {
     if let Err(error) = serve(context.device.as_mut(), &mut queues, stop) {
         let WorkerContext { name, log, .. } = &mut context;
         log.warn(format_args!("{name} stopped until the guest resets it: {error}"));
         interrupt.set_needs_reset();
         let _ = wait_readable(&[stop], Vec::new());
     }
-    context.device.reset();
-    context
+    StoppedWorker { context, queues }
 }
 
 fn serve(

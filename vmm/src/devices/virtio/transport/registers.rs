@@ -4,7 +4,7 @@
 use virtio_bindings::virtio_mmio as reg;
 
 use super::{DRIVER, DRIVER_OK, FAILED, FEATURES_OK, NEEDS_RESET, Transport};
-use crate::devices::MmioDevice;
+use crate::devices::{DeviceState, MmioDevice, RestoreError};
 
 /// "virt", little-endian.
 const MAGIC: u32 = 0x7472_6976;
@@ -112,6 +112,18 @@ impl MmioDevice for Transport {
             (Ok(offset), Ok(word)) => self.store(offset, u32::from_le_bytes(word)),
             _ => false,
         }
+    }
+
+    fn suspend(&mut self) -> Result<Option<DeviceState>, String> {
+        self.suspend_device().map(Some)
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreError> {
+        self.restore_device(state)
+    }
+
+    fn resume(&mut self) {
+        self.resume_device();
     }
 }
 

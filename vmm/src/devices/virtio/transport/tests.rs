@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 use super::*;
 use crate::devices::{
-    MmioDevice,
+    DeviceState, MmioDevice, RestoreError,
     virtio::{
         rng::Rng,
         testing::{Buffer, Driver, EVENT_IDX, MEMORY_SIZE, MEMORY_START, VERSION_1},
@@ -133,4 +133,88 @@ fn writes_out_of_order_or_of_a_wrong_size_are_refused() {
     assert!(!driver.transport.read(0, &mut [9; 8]));
 
     check_device(&mut driver);
+}
+
+/// Replaces the device by a new one, as another process does, and sets its state.
+fn replace_device(driver: &mut Driver, state: &DeviceState) -> Result<(), RestoreError> {
+    let line = driver.irq.try_clone().unwrap();
+    let memory = Arc::clone(&driver.memory);
+    driver.transport = Transport::new("test", Box::new(Rng), memory, line).unwrap();
+    let text = serde_json::to_string(state).unwrap();
+    driver.transport.restore(&serde_json::from_str(&text).unwrap())
+}
+
+#[test]
+fn a_suspended_device_continues_in_its_process_and_in_another_one() {
+    for features in [0, EVENT_IDX] {
+        let mut driver = Driver::start(Box::new(Rng), features);
+        for length in 1..20 {
+            driver.request(0, &[Buffer::In(length)]);
+        }
+        let _ = driver.irq.read();
+
+        let state = driver.transport.suspend().unwrap().unwrap();
+        // The guest has added this request before it was paused, and the device has not seen it.
+        driver.add_request(0, &[Buffer::In(8)]);
+        driver.notify(0);
+        assert!(!driver.has_used(0));
+
+        driver.transport.resume();
+        assert_eq!(driver.wait_used(0), 8);
+        let _ = driver.transport.suspend().unwrap();
+        let _ = driver.irq.read();
+
+        // The state is of an earlier moment, so the driver's is, too.
+        driver.queues[0].next_used -= 1;
+        let used = driver.queues[0].used_ring + 2;
+        let count: u16 = driver.load(used);
+        driver.store(used, count - 1);
+        replace_device(&mut driver, &state).unwrap();
+        assert_eq!(driver.read_register(reg::VIRTIO_MMIO_STATUS), 15);
+        driver.transport.resume();
+        assert_eq!(driver.wait_used(0), 8);
+        assert!(driver.irq.read().unwrap() > 0, "the interrupt is raised again");
+        check_device(&mut driver);
+    }
+}
+
+#[test]
+fn a_device_that_failed_stays_so_until_its_reset() {
+    let mut driver = Driver::start(Box::new(Rng), 0);
+    driver.store(driver.queues[0].avail_ring + 2, 1_u16);
+    driver.store(driver.queues[0].avail_ring + 4, 0xffff_u16);
+    driver.notify(0);
+    driver.wait_needs_reset();
+
+    let state = driver.transport.suspend().unwrap().unwrap();
+    replace_device(&mut driver, &state).unwrap();
+    driver.transport.resume();
+
+    driver.wait_needs_reset();
+    driver.activate(0);
+    check_device(&mut driver);
+}
+
+#[test]
+fn a_state_that_does_not_fit_is_refused() {
+    let mut driver = Driver::start(Box::new(Rng), 0);
+    let state = driver.transport.suspend().unwrap().unwrap();
+    let text = serde_json::to_string(&state).unwrap();
+
+    for (change, to, expected) in [
+        ("\"device_type\":4", "\"device_type\":2", "another type"),
+        ("\"driver_features\":", "\"driver_features\":1", "does not offer"),
+        ("\"config\":[]", "\"config\":[1]", "another size"),
+    ] {
+        assert!(text.contains(change), "{text}");
+        let state: DeviceState = serde_json::from_str(&text.replace(change, to)).unwrap();
+        let error = replace_device(&mut driver, &state).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    // The activation checks the places of queues as those of a driver.
+    let ring = format!("\"used_ring\":{}", driver.queues[0].used_ring);
+    let state = serde_json::from_str(&text.replace(&ring, "\"used_ring\":8")).unwrap();
+    replace_device(&mut driver, &state).unwrap();
+    driver.transport.resume();
+    driver.wait_needs_reset();
 }
