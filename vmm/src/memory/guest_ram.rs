@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Regions of guest memory, each mapped in this process, and all regions as one `vm-memory` map.
 
-use std::{collections::BTreeMap, fmt::Display, ops::Range, path::Path, sync::Arc, thread};
+use std::{
+    collections::BTreeMap, fmt::Display, fs::File, ops::Range, path::Path, sync::Arc, thread,
+};
 
 use granule_types::{
+    backing::Backing,
     record::ResidentPages,
     units::{Bytes, GuestAddress, HostVirtAddr},
 };
@@ -62,7 +65,7 @@ impl GuestRam {
             }
         }
         let block = options.alignment.map_or(page, |align| align.max(page));
-        let mapping = Mapping::new(plan, size, start, block)?;
+        let mapping = Mapping::new(plan, size, start, block, None)?;
         if let Some(node) = options.node {
             if !Path::new(&format!("/sys/devices/system/node/node{node}")).exists() {
                 return Err(MemoryError::Unavailable(format!(
@@ -74,6 +77,37 @@ impl GuestRam {
         let ram = Self { start, mapping, options };
         ram.populate()?;
         Ok(Arc::new(ram))
+    }
+
+    /// Maps `size` bytes of guest memory whose contents are those of an image, from an offset on. Only
+    /// the pages that the guest or a device writes are copied.
+    ///
+    /// # Errors
+    /// The backing does not consist of private base pages, or the kernel refuses a call.
+    pub fn mapped(
+        plan: BackingPlan,
+        start: GuestAddress,
+        size: Bytes,
+        options: RamOptions,
+        image: (Arc<File>, u64),
+    ) -> Result<Arc<Self>, MemoryError> {
+        if plan.backing() != Backing::Anonymous {
+            return Err(MemoryError::Invalid(format!(
+                "{} cannot be mapped from a file, only anonymous can: use memory=copy",
+                plan.backing()
+            )));
+        }
+        let block = options.alignment.map_or(plan.page_size(), |align| align.max(plan.page_size()));
+        let mapping = Mapping::new(plan, size, start, block, Some(image))?;
+        if let Some(node) = options.node {
+            mapping.bind_to_node(node)?;
+        }
+        Ok(Arc::new(Self { start, mapping, options }))
+    }
+
+    /// Returns the parts that have contents, as offsets; others are zero.
+    pub(super) fn data_ranges(&self) -> Result<Vec<Range<u64>>, MemoryError> {
+        self.mapping.data_ranges()
     }
 
     /// Returns the plan of the backing.

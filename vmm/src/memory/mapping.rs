@@ -9,12 +9,12 @@
 //! `kvm_alloc_memslot_metadata` in Linux). The memory is therefore placed at the first address of
 //! the reservation that is congruent to the guest address.
 
-use std::{fs::File, io, ptr, thread};
+use std::{fs::File, io, iter, ops::Range, ptr, sync::Arc, thread};
 
-use granule_types::units::{Bytes, GuestAddress};
+use granule_types::units::{Bytes, GuestAddress, HostVirtAddr};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
-use super::{BackingPlan, MemoryError};
+use super::{BackingPlan, MemoryError, image::file_data, pagemap::existing_pages};
 
 /// `madvise` advice of Linux 6.1 and later, which some C libraries do not define.
 const MADV_COLLAPSE: i32 = 25;
@@ -28,6 +28,8 @@ pub struct Mapping {
     memory: *mut libc::c_void,
     len: usize,
     memfd: Option<File>,
+    /// File with the initial contents, and their offset.
+    image: Option<(Arc<File>, u64)>,
 }
 
 // SAFETY: the memory behind the pointers is mapped as long as the value exists; every access
@@ -38,12 +40,14 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Reserves address space and maps `size` bytes in it according to `plan`, at an address
-    /// congruent to `guest` modulo `block`, which is at least the plan's page size.
+    /// congruent to `guest` modulo `block`, which is at least the plan's page size. Private memory
+    /// of base pages may have the contents of a file, from an offset on.
     pub fn new(
         plan: BackingPlan,
         size: Bytes,
         guest: GuestAddress,
         block: Bytes,
+        image: Option<(Arc<File>, u64)>,
     ) -> Result<Self, MemoryError> {
         let base = plan.base_page_size();
         // `mmap` refuses a length beyond the address space.
@@ -68,7 +72,8 @@ impl Mapping {
         let address = align_congruent(reservation.addr() as u64 + base.0, guest.0, block.0);
         let memory = reservation.with_addr(to_usize_saturating(address));
         // Dropping `mapping` after an error releases the reservation.
-        let mut mapping = Self { plan, reservation, reservation_len, memory, len, memfd: None };
+        let mut mapping =
+            Self { plan, reservation, reservation_len, memory, len, memfd: None, image };
         if let Some(flags) = mapping.plan.memfd_flags() {
             mapping.memfd = Some(mapping.create_memfd(flags)?);
         }
@@ -97,16 +102,25 @@ impl Mapping {
     /// Maps the memory in the reservation, without earlier contents, and applies the plan's advice.
     pub fn map_fixed(&self) -> Result<(), MemoryError> {
         use std::os::fd::AsRawFd as _;
-        let fd = self.memfd.as_ref().map_or(-1, File::as_raw_fd);
+        let image = self.image.as_ref();
+        let (fd, offset) = match (&self.memfd, image) {
+            (Some(file), _) => (file.as_raw_fd(), 0),
+            (None, Some((file, offset))) => (file.as_raw_fd(), *offset),
+            (None, None) => (-1, 0),
+        };
+        let flags = match image {
+            Some(_) => libc::MAP_PRIVATE,
+            None => self.plan.map_flags(),
+        };
         // SAFETY: the range lies inside the reservation that this value owns exclusively.
         let memory = unsafe {
             libc::mmap(
                 self.memory,
                 self.len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                self.plan.map_flags() | libc::MAP_FIXED,
+                flags | libc::MAP_FIXED,
                 fd,
-                0,
+                libc::off_t::try_from(offset).unwrap_or(libc::off_t::MAX),
             )
         };
         if memory == libc::MAP_FAILED {
@@ -264,6 +278,23 @@ impl Mapping {
             None => self
                 .madvise(offset, length, libc::MADV_DONTNEED)
                 .map_err(|error| self.error("dropping the memory (MADV_DONTNEED)", error)),
+        }
+    }
+
+    /// Returns the parts that have contents, as offsets; others are zero.
+    pub fn data_ranges(&self) -> Result<Vec<Range<u64>>, MemoryError> {
+        let size = self.len as u64;
+        match &self.memfd {
+            _ if self.image.is_some() => Ok(iter::once(0..size).collect()),
+            // The page map lacks pages of a file in swap. Hugetlb pages are never in swap, and their
+            // file reports no holes.
+            Some(file) if !self.plan.is_hugetlb() => file_data(file, 0..size)
+                .map_err(|error| self.error("finding the memory's pages (lseek)", error)),
+            _ => {
+                let start = self.memory.addr() as u64;
+                let range = HostVirtAddr(start)..HostVirtAddr(start + size);
+                existing_pages(&range, self.plan.base_page_size())
+            }
         }
     }
 

@@ -18,6 +18,7 @@
 
 mod guest_ram;
 mod host_pages;
+pub mod image;
 mod mapping;
 mod pagemap;
 mod plan;
@@ -56,6 +57,14 @@ pub enum MemoryError {
     Read {
         /// The file.
         path: PathBuf,
+        /// The error.
+        source: io::Error,
+    },
+    /// Error returned when the file with the contents of guest memory cannot be used.
+    #[error("the image of guest memory cannot be {operation}")]
+    Image {
+        /// Purpose of the access: `read`, `written`.
+        operation: &'static str,
         /// The error.
         source: io::Error,
     },

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Transparent huge pages smaller than a block, which `/proc/self/smaps` reports as base pages.
+//! Pages of this process: which exist, and transparent huge pages smaller than a block, which
+//! `/proc/self/smaps` reports as base pages.
 //!
 //! `/proc/self/pagemap` (admin-guide/mm/pagemap.rst) has a word for each base page of the address space: bit
-//! 63 indicates a present page, and the lower 55 bits are its frame number, which the kernel shows only to
-//! processes with CAP_SYS_ADMIN. A page of a size is an aligned range of present base pages whose frames are
-//! aligned and contiguous.
+//! 63 indicates a present page, bit 62 a page in swap, and the lower 55 bits are its frame number, which the
+//! kernel shows only to processes with CAP_SYS_ADMIN. A page of a size is an aligned range of present base
+//! pages whose frames are aligned and contiguous.
 
 use std::{fs::File, ops::Range, os::unix::fs::FileExt, path::PathBuf};
 
@@ -13,6 +14,7 @@ use granule_types::units::{Bytes, HostVirtAddr};
 use super::MemoryError;
 
 const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
 const FRAME: u64 = (1 << 55) - 1;
 const WORD: usize = size_of::<u64>();
 /// Words that are read at once, a multiple of those of a page.
@@ -28,27 +30,59 @@ pub fn bytes_in_pages(
     base: Bytes,
     size: Bytes,
 ) -> Result<Option<Bytes>, MemoryError> {
-    let path = PathBuf::from("/proc/self/pagemap");
-    let unreadable = |source| MemoryError::Read { path: path.clone(), source };
-    let file = File::open(&path).map_err(unreadable)?;
     let first = range.start.0.next_multiple_of(size.0) / base.0;
     let end = range.end.0 / size.0 * size.0 / base.0;
     let words_of_page = usize::try_from(size.0 / base.0).unwrap_or(usize::MAX);
+    let (mut pages, mut is_hidden) = (0, false);
+    read_words(first..end, |_, entries| {
+        is_hidden |= entries.iter().any(|entry| entry & PRESENT != 0 && entry & FRAME == 0);
+        let whole = entries.chunks_exact(words_of_page).filter(|entries| is_one_page(entries));
+        pages += whole.count() as u64;
+    })?;
+    Ok((!is_hidden).then_some(Bytes(pages * size.0)))
+}
+
+/// Returns the parts of a range that have pages, present or in swap, as offsets from its start.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn existing_pages(
+    range: &Range<HostVirtAddr>,
+    base: Bytes,
+) -> Result<Vec<Range<u64>>, MemoryError> {
+    let first = range.start.0 / base.0;
+    let mut parts: Vec<Range<u64>> = Vec::new();
+    read_words(first..range.end.0 / base.0, |word, entries| {
+        for (page, entry) in (word - first..).zip(entries) {
+            let start = page * base.0;
+            match parts.last_mut() {
+                _ if entry & (PRESENT | SWAPPED) == 0 => {}
+                Some(last) if last.end == start => last.end = start + base.0,
+                _ => parts.push(start..start + base.0),
+            }
+        }
+    })?;
+    Ok(parts)
+}
+
+/// Reads the words of a range of pages, and passes them on in parts, each with its first page.
+fn read_words(
+    pages: Range<u64>,
+    mut use_words: impl FnMut(u64, &[u64]),
+) -> Result<(), MemoryError> {
+    let path = PathBuf::from("/proc/self/pagemap");
+    let unreadable = |source| MemoryError::Read { path: path.clone(), source };
+    let file = File::open(&path).map_err(unreadable)?;
     let mut buffer = vec![0; WORDS * WORD];
-    let mut pages = 0;
-    for word in (first..end).step_by(WORDS) {
-        let count = usize::try_from(end - word).unwrap_or(WORDS).min(WORDS);
+    for word in pages.clone().step_by(WORDS) {
+        let count = usize::try_from(pages.end - word).unwrap_or(WORDS).min(WORDS);
         let bytes = &mut buffer[..count * WORD];
         file.read_exact_at(bytes, word * WORD as u64).map_err(unreadable)?;
         let (words, _) = bytes.as_chunks();
         let entries: Vec<u64> = words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
-        if entries.iter().any(|entry| entry & PRESENT != 0 && entry & FRAME == 0) {
-            return Ok(None);
-        }
-        let whole = entries.chunks_exact(words_of_page).filter(|entries| is_one_page(entries));
-        pages += whole.count() as u64;
+        use_words(word, &entries);
     }
-    Ok(Some(Bytes(pages * size.0)))
+    Ok(())
 }
 
 /// Returns whether words of the page map are those of one page.

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Image of guest memory: a sparse file with the contents of all regions, one behind the other.
+//!
+//! Only pages that exist are read, because a read would populate others, and only those of them that
+//! are not zero are written. The checksum covers the written pages with their offsets, so it does not
+//! depend on where the file system has holes.
+
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _};
+
+use flate2::Crc;
+use granule_types::units::{Bytes, GuestAddress};
+use rustix::{fs::SeekFrom, io::Errno};
+use vm_memory::Bytes as _;
+
+use super::{GuestMemory, GuestRam, MemoryError};
+
+/// Granule in which zeros are recognised. Offsets in the file are multiples of it.
+const PAGE: usize = 4096;
+/// Bytes that are copied at once.
+const CHUNK: usize = 1 << 20;
+
+/// Amount and checksum of the data in an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageData {
+    /// Bytes of the pages that are not zero.
+    pub bytes: Bytes,
+    /// CRC-32 of these pages, each preceded by its offset (64 bits, little-endian).
+    pub crc: u32,
+}
+
+/// Writes the contents of all regions to an empty file.
+///
+/// # Errors
+/// The file cannot be written, or the pages that exist cannot be determined.
+pub fn save(memory: &GuestMemory, file: &File) -> Result<ImageData, MemoryError> {
+    let failed = |source| MemoryError::Image { operation: "written", source };
+    file.set_len(size(memory).0).map_err(failed)?;
+    let mut pages = Pages::default();
+    let mut buffer = vec![0; CHUNK];
+    for (start, ram) in file_offsets(memory) {
+        for part in ram.data_ranges()? {
+            for (offset, length) in chunks(part) {
+                let bytes = &mut buffer[..length];
+                memory
+                    .map()
+                    .read_slice(bytes, GuestAddress(ram.start().0 + offset))
+                    .map_err(|error| failed(io::Error::other(error)))?;
+                for data in pages.add(start + offset, bytes) {
+                    file.write_all_at(&bytes[data.clone()], start + offset + data.start as u64)
+                        .map_err(failed)?;
+                }
+            }
+        }
+    }
+    Ok(pages.data())
+}
+
+/// Copies an image to memory that holds zeros.
+///
+/// # Errors
+/// The file cannot be read, or has another size.
+pub fn load(memory: &GuestMemory, file: &File) -> Result<ImageData, MemoryError> {
+    let failed = |source| MemoryError::Image { operation: "read", source };
+    check_size(memory, file)?;
+    let mut pages = Pages::default();
+    let mut buffer = vec![0; CHUNK];
+    for (start, ram) in file_offsets(memory) {
+        for part in file_data(file, start..start + ram.size().0).map_err(failed)? {
+            for (offset, length) in chunks(part) {
+                let bytes = &mut buffer[..length];
+                file.read_exact_at(bytes, offset).map_err(failed)?;
+                for data in pages.add(offset, bytes) {
+                    let address = ram.start().0 + offset - start + data.start as u64;
+                    memory
+                        .map()
+                        .write_slice(&bytes[data], GuestAddress(address))
+                        .map_err(|error| failed(io::Error::other(error)))?;
+                }
+            }
+        }
+    }
+    Ok(pages.data())
+}
+
+/// Checks that a file has the size of an image of this memory.
+///
+/// # Errors
+/// It has not.
+pub fn check_size(memory: &GuestMemory, file: &File) -> Result<(), MemoryError> {
+    let failed = |source| MemoryError::Image { operation: "read", source };
+    let (expected, actual) = (size(memory), Bytes(file.metadata().map_err(failed)?.len()));
+    if actual != expected {
+        let text = format!("it has {} bytes instead of {}", actual.0, expected.0);
+        return Err(failed(io::Error::other(text)));
+    }
+    Ok(())
+}
+
+/// Returns the offset of each region in the file.
+pub fn file_offsets(memory: &GuestMemory) -> impl Iterator<Item = (u64, &GuestRam)> {
+    memory.regions().iter().scan(0, |end, ram| {
+        let start = *end;
+        *end += ram.size().0;
+        Some((start, ram.as_ref()))
+    })
+}
+
+fn size(memory: &GuestMemory) -> Bytes {
+    Bytes(memory.regions().iter().map(|ram| ram.size().0).sum())
+}
+
+/// Returns the parts of a range of a file that are not holes.
+pub(super) fn file_data(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    let mut parts = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            // No data follows.
+            Err(Errno::NXIO) => break,
+            found => found?,
+        };
+        let end = rustix::fs::seek(file, SeekFrom::Hole(at))?.min(range.end);
+        if at < end {
+            parts.push(at..end);
+        }
+        at = at.max(end);
+    }
+    Ok(parts)
+}
+
+/// Splits a range, whose ends are multiples of [`PAGE`], into offsets and lengths of chunks.
+fn chunks(range: Range<u64>) -> impl Iterator<Item = (u64, usize)> {
+    let start = range.start / PAGE as u64 * PAGE as u64;
+    let end = range.end.next_multiple_of(PAGE as u64);
+    (start..end)
+        .step_by(CHUNK)
+        .map(move |offset| (offset, usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK)))
+}
+
+/// Sum of the pages that are not zero.
+#[derive(Default)]
+struct Pages {
+    count: u64,
+    crc: Crc,
+}
+
+impl Pages {
+    /// Adds the bytes at an offset. Returns the parts that are not zero.
+    fn add(&mut self, offset: u64, bytes: &[u8]) -> Vec<Range<usize>> {
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        for (index, page) in bytes.chunks(PAGE).enumerate() {
+            if page.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            let start = index * PAGE;
+            self.count += 1;
+            self.crc.update(&(offset + start as u64).to_le_bytes());
+            self.crc.update(page);
+            match parts.last_mut() {
+                Some(last) if last.end == start => last.end += page.len(),
+                _ => parts.push(start..start + page.len()),
+            }
+        }
+        parts
+    }
+
+    fn data(&self) -> ImageData {
+        ImageData { bytes: Bytes(self.count * PAGE as u64), crc: self.crc.sum() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use granule_types::testing::skip;
+
+    use super::*;
+    use crate::memory::{BackingPlan, HostPages, RamOptions};
+
+    const START: GuestAddress = GuestAddress(0x4000_0000);
+
+    /// Returns memory of 8M, or skips the backing if the host lacks it.
+    fn memory(backing: &str) -> Option<GuestMemory> {
+        let host = HostPages::of_this_host().unwrap();
+        let plan = BackingPlan::new(backing.parse().unwrap(), &host).and_then(|plan| {
+            GuestRam::new(plan, &host, START, Bytes::mib(8), RamOptions::default())
+        });
+        match plan {
+            Ok(ram) => Some(GuestMemory::new(vec![ram]).unwrap()),
+            Err(error) => {
+                skip(format_args!("{backing}: {error}"));
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn an_image_has_the_pages_that_are_not_zero_on_each_backing() {
+        for backing in ["anonymous", "anonymous_thp", "anonymous_hugetlb_2mb", "shmem"] {
+            let (Some(saved), Some(restored)) = (memory(backing), memory(backing)) else {
+                continue;
+            };
+            for (offset, value) in [(0x1000, 7_u64), (0x2008, 9), (0x40_0000, 11), (0x7f_f000, 1)] {
+                saved.map().write_obj(value, GuestAddress(START.0 + offset)).unwrap();
+            }
+            let file = tempfile::tempfile().unwrap();
+
+            let written = save(&saved, &file).unwrap();
+            let read = load(&restored, &file).unwrap();
+
+            assert_eq!((written.bytes, written), (Bytes(4 * PAGE as u64), read), "{backing}");
+            let [mut before, mut after] = [vec![0; 8 << 20], vec![0; 8 << 20]];
+            saved.map().read_slice(&mut before, START).unwrap();
+            restored.map().read_slice(&mut after, START).unwrap();
+            assert!(before == after, "{backing}");
+        }
+    }
+
+    #[test]
+    fn pages_that_do_not_exist_are_not_populated() {
+        let memory = memory("anonymous").unwrap();
+        memory.map().write_obj(1_u8, START).unwrap();
+
+        save(&memory, &tempfile::tempfile().unwrap()).unwrap();
+
+        let resident = memory.regions()[0].resident_pages().unwrap().resident_bytes;
+        assert_eq!(resident.values().sum::<u64>(), PAGE as u64);
+    }
+
+    #[test]
+    fn a_file_of_another_size_or_content_is_recognised() {
+        let memory = memory("anonymous").unwrap();
+        memory.map().write_obj(1_u8, START).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let written = save(&memory, &file).unwrap();
+
+        file.write_all_at(&[5], 0x3000).unwrap();
+        let changed = load(&memory, &file).unwrap();
+        file.set_len(4096).unwrap();
+        let error = load(&memory, &file).unwrap_err();
+
+        assert_ne!(written.crc, changed.crc);
+        let text = std::error::Error::source(&error).unwrap().to_string();
+        assert!(text.contains("4096 bytes instead of 8388608"), "{text}");
+    }
+
+    #[test]
+    fn memory_mapped_from_an_image_has_its_contents_and_leaves_the_file_as_it_is() {
+        let saved = memory("anonymous").unwrap();
+        saved.map().write_obj(3_u64, GuestAddress(START.0 + 0x5000)).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let written = save(&saved, &file).unwrap();
+        let host = HostPages::of_this_host().unwrap();
+        let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
+        let image = (Arc::new(file.try_clone().unwrap()), 0);
+
+        let ram = GuestRam::mapped(plan, START, Bytes::mib(8), RamOptions::default(), image);
+        let mapped = GuestMemory::new(vec![ram.unwrap()]).unwrap();
+        let value: u64 = mapped.map().read_obj(GuestAddress(START.0 + 0x5000)).unwrap();
+        mapped.map().write_obj(4_u64, START).unwrap();
+
+        assert_eq!(value, 3);
+        assert_eq!(load(&saved, &file).unwrap(), written);
+        // An image of mapped memory also has pages that were not touched.
+        let again = save(&mapped, &tempfile::tempfile().unwrap()).unwrap();
+        assert_eq!(again.bytes, Bytes(2 * PAGE as u64));
+    }
+}
