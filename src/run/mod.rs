@@ -14,13 +14,33 @@ use super::{
 };
 use granule_vmm::vm::{
     config::{
-        DiskConfig, MemoryZone, NetConfig, RunOptions, SerialModel, Stage2Prefault, VirtioConfig,
-        VmConfig, VsockConfig,
+        DiskConfig, MemoryZone, NetConfig, RestoreConfig, RunOptions, SerialModel, Stage2Prefault,
+        VirtioConfig, VmConfig, VmSource, VsockConfig,
     },
     outcome::VmOutcome,
     privileges::Identity,
     run, terminal,
 };
+
+/// Options of the VM, which a snapshot contains.
+const VM_OPTIONS: &[&str] = &[
+    "kernel",
+    "initrd",
+    "cmdline",
+    "serial",
+    "console",
+    "vcpus",
+    "memory",
+    "prefault",
+    "disk",
+    "net",
+    "vsock",
+    "balloon",
+    "ipa_bits",
+    "dirty_log",
+    "eager_split",
+    "vm_capability",
+];
 
 /// Options of `granule run`.
 #[derive(Debug, clap::Args)]
@@ -33,8 +53,8 @@ use granule_vmm::vm::{
 )]
 pub struct Args {
     /// Linux kernel: Image, Image.gz, or an EFI zboot vmlinuz
-    #[arg(long, value_name = "IMAGE")]
-    kernel: PathBuf,
+    #[arg(long, value_name = "IMAGE", required_unless_present = "restore")]
+    kernel: Option<PathBuf>,
     /// Initramfs file
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
@@ -103,9 +123,23 @@ pub struct Args {
     fault_stalls: Switch,
     /// Serve HTTP requests on this Unix socket: GET /v1/state, /v1/memory, /v1/counters, /v1/dirty;
     /// POST /v1/memory/collapse, /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop,
-    /// /v1/dirty/clear, /v1/balloon/SIZE
+    /// /v1/dirty/clear, /v1/balloon/SIZE, /v1/snapshot
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
+    /// Directory for snapshots of the VM, which POST /v1/snapshot of the control socket takes; it is
+    /// created if it does not exist
+    #[arg(long, value_name = "DIR", requires = "api_socket")]
+    snapshot: Option<PathBuf>,
+    /// Continue the VM of a snapshot: DIR[,memory=copy|map]. Memory is copied before the guest runs,
+    /// or mapped from the file, which backs base pages only. Options of the VM are those of the
+    /// snapshot
+    #[arg(
+        long,
+        value_name = "DIR[,…]",
+        value_parser = values::parse_restore,
+        conflicts_with_all = VM_OPTIONS
+    )]
+    restore: Option<RestoreConfig>,
     /// Change to this user (name or number) after all files are open; requires root
     #[arg(long, value_name = "USER")]
     user: Option<String>,
@@ -149,10 +183,15 @@ pub fn run(args: Args) -> CommandResult {
         measures_fault_stalls: args.fault_stalls == Switch::On,
         stats: args.stats.clone(),
         api_socket: args.api_socket.clone(),
+        snapshot_directory: args.snapshot.clone(),
         identity,
         is_sandboxed: args.sandbox == Switch::On,
     };
-    Ok(match run::run(&vm_config(args), &options)? {
+    let source = match &args.restore {
+        Some(restore) => VmSource::Restore(restore.clone()),
+        None => VmSource::Boot(Box::new(vm_config(args))),
+    };
+    Ok(match run::run(&source, &options)? {
         VmOutcome::PowerOff | VmOutcome::Reset => CommandOutcome::Done,
         VmOutcome::Stopped(by) => {
             eprintln!("granule: stopped by {by}");
@@ -178,7 +217,8 @@ fn vm_config(args: Args) -> VmConfig {
     let with_prefault =
         |zone: MemoryZone| MemoryZone { prefault: zone.prefault || populates_zones, ..zone };
     VmConfig {
-        kernel: args.kernel,
+        // Without a kernel, a snapshot is restored.
+        kernel: args.kernel.unwrap_or_default(),
         initrd: args.initrd,
         command_line: args.cmdline.unwrap_or_else(|| format!("console={console}")),
         serial,

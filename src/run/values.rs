@@ -5,6 +5,7 @@
 //! --memory SIZE[,backing=…][,prefault=on][,shared=on][,align=…][,host-numa-node=N]
 //! --prefault stage2[,background=on]
 //! --disk PATH[,readonly=on]
+//! --restore DIR[,memory=copy|map]
 //! --net tap=NAME[,mac=…]
 //! --vsock cid=N
 //! ```
@@ -12,7 +13,9 @@
 use granule_types::{backing::Backing, units::Bytes};
 use granule_vmm::{
     devices::virtio::net::MacAddress,
-    vm::config::{DiskConfig, MemoryZone, NetConfig, Stage2Prefault, VsockConfig},
+    vm::config::{
+        DiskConfig, MemoryZone, NetConfig, RestoreConfig, RestoreMode, Stage2Prefault, VsockConfig,
+    },
 };
 
 pub fn parse_zone(text: &str) -> Result<MemoryZone, String> {
@@ -107,6 +110,19 @@ pub fn parse_prefault(text: &str) -> Result<Stage2Prefault, String> {
 }
 
 /// Parses a disk. A path may contain commas, so only a final `readonly=` is an option.
+pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
+    let (directory, mode) = match text.rsplit_once(",memory=") {
+        None => (text, RestoreMode::default()),
+        Some((directory, "copy")) => (directory, RestoreMode::Copy),
+        Some((directory, "map")) => (directory, RestoreMode::Map),
+        Some((_, other)) => return Err(format!("memory={other}: use memory=copy or memory=map")),
+    };
+    if directory.is_empty() {
+        return Err("the directory is missing: use DIR[,memory=copy|map]".to_owned());
+    }
+    Ok(RestoreConfig { directory: directory.into(), mode })
+}
+
 pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {
     let (path, is_read_only) = match text.rsplit_once(",readonly=") {
         Some((path, value)) => (path, parse_switch("readonly", value)?),

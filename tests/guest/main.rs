@@ -16,6 +16,7 @@
 mod console;
 mod host;
 mod kill;
+mod snapshot;
 mod vsock;
 
 use host::{EmulatedHost, parse_number};

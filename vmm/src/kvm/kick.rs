@@ -75,6 +75,13 @@ impl KickTarget {
         self.state.is_kicked.load(Ordering::Acquire)
     }
 
+    /// Makes the next `KVM_RUN` return without entering the guest, as a kick does.
+    pub fn set_immediate_exit(&self) {
+        if let Some(vcpu) = self.state.vcpu.lock().as_ref() {
+            vcpu.set_immediate_exit(1);
+        }
+    }
+
     /// Clears earlier kicks, so that the vCPU can enter the guest again.
     ///
     /// This may also clear a kick that arrives during the call. The kicking thread must therefore

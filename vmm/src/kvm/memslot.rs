@@ -8,7 +8,7 @@ use kvm_bindings::{
     KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES, kvm_userspace_memory_region,
 };
 use kvm_ioctls::VmFd;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     KvmError,
@@ -56,7 +56,7 @@ impl Memslot {
 }
 
 /// Dirty logging mode of KVM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DirtyMode {
     /// Log that `KVM_GET_DIRTY_LOG` clears: the call write-protects the reported pages again. The

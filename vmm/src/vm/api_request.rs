@@ -11,6 +11,7 @@
 //! | `POST /v1/dirty/start`, `/v1/dirty/stop` | starts or stops dirty logging |
 //! | `GET /v1/dirty` | pages written since logging started or the log was cleared, by zone |
 //! | `POST /v1/dirty/clear` | clears the dirty log |
+//! | `POST /v1/snapshot` | saves the VM to the directory of `--snapshot`; sizes |
 //! | `POST /v1/balloon/SIZE` | sets the size of the balloon |
 //! | `GET /metrics` | all counters in the text format of Prometheus |
 
@@ -37,6 +38,7 @@ pub enum ApiRequest {
     DirtyPages,
     ClearDirtyLog,
     ResizeBalloon(Bytes),
+    Snapshot,
 }
 
 /// Body of a response.
@@ -133,13 +135,14 @@ fn route(method: &str, path: &str) -> Result<ApiRequest, Response> {
         "/v1/dirty/start" => ("POST", ApiRequest::DirtyLogging(true)),
         "/v1/dirty/stop" => ("POST", ApiRequest::DirtyLogging(false)),
         "/v1/dirty/clear" => ("POST", ApiRequest::ClearDirtyLog),
+        "/v1/snapshot" => ("POST", ApiRequest::Snapshot),
         _ => match path.strip_prefix("/v1/balloon/").map(str::parse::<Bytes>) {
             Some(Ok(size)) => ("POST", ApiRequest::ResizeBalloon(size)),
             Some(Err(error)) => return Err(error_response(400, &format!("{path}: {error}"))),
             None => {
                 let paths = "unknown path; expected one of /v1/state, pause, resume, stop, \
                              memory, memory/collapse, counters, dirty, dirty/start, dirty/stop, \
-                             dirty/clear, balloon/SIZE, or /metrics";
+                             dirty/clear, snapshot, balloon/SIZE, or /metrics";
                 return Err(error_response(404, paths));
             }
         },

@@ -1,34 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Builds a VM whose vCPU threads wait at the kernel's entry point.
 //!
-//! The order is the same on all architectures: kernel image, command line and memory, then the VM
-//! and its memslots, vCPUs, interrupt controller, devices, boot data and vCPU threads.
+//! The order is the same on all architectures: kernel image or [snapshot](super::snapshot) and
+//! memory, then the VM and its memslots, vCPUs, interrupt controller, devices, boot data or the state
+//! of the snapshot, and vCPU threads.
 //! [`crate::arch::guest`] implements the architecture-specific part of each step.
 
-use std::{ops::Range, sync::Arc};
+use std::{fs::File, sync::Arc};
 
-use granule_types::units::{Bytes, GuestAddress};
 use kvm_ioctls::VmFd;
-use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     config::{MemoryZone, Stage2Prefault, VmConfig},
     device_manager::{DeviceManager, SharedSerialPort, interrupt_count},
-    open_files::{BootFile, OpenFiles},
+    open_files::OpenFiles,
     outcome::{VmError, failed},
     stage2_prefault,
+    start::Start,
     vcpu::{RunControl, VcpuContext},
     vcpu_threads::VcpuThreads,
 };
 use crate::{
     arch::{
-        VmDescription,
-        guest::{self, BootLayout, Image},
+        guest::{self, InterruptController},
         place_memory,
     },
     devices::{
-        BootTimer, Rtc,
+        BootTimer, Bus, Rtc,
         console_output::ConsoleOutput,
         serial::SerialOutput,
         virtio::{balloon::BalloonHandle, console::Console},
@@ -62,11 +61,14 @@ pub struct Vm {
     _prefault: Option<ScopedThread>,
     pub vcpus: VcpuThreads,
     pub serial: SharedSerialPort,
+    pub bus: Arc<Bus>,
     pub balloon: Option<Arc<BalloonHandle>>,
     /// Dirty rings, if the dirty logging mode uses them.
     pub rings: Option<Arc<DirtyRings>>,
     /// Memslots, in the order of the memory zones.
     pub slots: Vec<Memslot>,
+    /// The interrupt controller.
+    pub controller: InterruptController,
     pub fd: VmFd,
     pub ipa_bits: u8,
     /// Memory, one region for each zone of the configuration.
@@ -82,18 +84,15 @@ pub fn build(
 ) -> Result<Vm, VmError> {
     let has_helper = config.stage2_prefault == Some(Stage2Prefault::Background);
     kvm::check_vcpu_count(&files.kvm, config.vcpus.saturating_add(has_helper.into()))?;
-    let name = files.kernel.name.as_str();
-    let image = files.kernel.read(|file| Ok(Image::from_file(file)))?.map_err(failed(name))?;
-    let command_line = guest::parse_command_line(&config.command_line)?;
     let interrupts = interrupt_count(&config.devices)?;
-    let initrd_size = files.initrd.as_ref().map(initrd_size).transpose()?;
-    let memory =
-        allocate_memory(&config.memory).map_err(failed("guest memory cannot be allocated"))?;
-    let first = memory.regions().first().map_or(Bytes(0), |ram| ram.size());
-    let layout = BootLayout::new(&image, initrd_size, first)?;
+    let start = Start::new(config, files)?;
+    let memory = allocate_memory(&config.memory, start.mapped_image())
+        .map_err(failed("guest memory cannot be allocated"))?;
+    let start = start.with_memory(&memory)?;
 
+    let ipa_bits = start.ipa_bits().or(config.ipa_bits);
     let (vm, ipa_bits) =
-        guest::create_vm(&files.kvm, memory.regions(), config.ipa_bits, config.eager_split)?;
+        guest::create_vm(&files.kvm, memory.regions(), ipa_bits, config.eager_split)?;
     kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)?;
     let rings = (config.dirty_log == DirtyMode::Ring)
         .then(|| DirtyRings::enable(&vm).map(Arc::new))
@@ -115,18 +114,7 @@ pub fn build(
     let balloon = devices.add_virtio_devices(&config.devices, files, connections.console)?;
     let bus = Arc::new(devices.into_bus());
 
-    if let (Some(initrd), Some(range)) = (&files.initrd, layout.initrd.clone()) {
-        load_initrd(initrd, &memory, range)?;
-    }
-    let ranges = memory.regions().iter().map(|ram| (ram.start(), ram.size()));
-    let description = VmDescription {
-        memory: ranges.collect(),
-        devices: bus.device_infos().cloned().collect(),
-        command_line,
-    };
-    files.kernel.read(|file| {
-        Ok(guest::write_boot_data(memory.map(), (&image, file), &description, &vcpus, &layout))
-    })??;
+    start.load(&memory, &bus, &vcpus)?;
     let prefault = config
         .stage2_prefault
         .map(|mode| stage2_prefault::start(mode, &vm, &vcpus, &memory))
@@ -140,22 +128,27 @@ pub fn build(
     }
     let context = VcpuContext {
         control: RunControl::new(vcpus.fds.len()),
-        bus,
+        bus: Arc::clone(&bus),
         rings: rings.clone(),
         serial_registers,
         console_output: connections.console_output,
         exits: Arc::default(),
         guest_exit: connections.guest_exit,
     };
+    let controller = vcpus.controller;
     let vcpus = VcpuThreads::start(vcpus.fds, context, connections.confines_vcpus)
         .map_err(failed("the vCPU threads cannot be started"))?;
+    // Devices of a snapshot are suspended.
+    bus.resume();
     Ok(Vm {
         _prefault: prefault,
         vcpus,
         serial,
+        bus,
         balloon,
         rings,
         slots,
+        controller,
         fd: vm,
         ipa_bits,
         memory,
@@ -163,8 +156,12 @@ pub fn build(
     })
 }
 
-/// Places the memory zones in the guest-physical address space and allocates them.
-pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmError> {
+/// Places the memory zones in the guest-physical address space and allocates them, or maps them
+/// from an image.
+pub(super) fn allocate_memory(
+    zones: &[MemoryZone],
+    image: Option<Arc<File>>,
+) -> Result<GuestMemory, VmError> {
     let host = HostPages::of_this_host()?;
     let name = |index: usize, zone: &MemoryZone| {
         format!("--memory {}: {} of {}", index + 1, zone.size, zone.backing)
@@ -185,6 +182,7 @@ pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmErr
     }));
     let starts = starts.ok_or_else(overflow)?;
     let mut rams = Vec::new();
+    let mut end_in_image = 0;
     for (index, ((zone, start), (plan, size))) in zones.iter().zip(starts).zip(plans).enumerate() {
         let options = RamOptions {
             prefault: zone.prefault,
@@ -192,24 +190,15 @@ pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmErr
             node: zone.node,
             populates_in_parallel: true,
         };
-        let ram = GuestRam::new(plan, &host, start, size, options);
+        let ram = match &image {
+            Some(file) => {
+                let part = (Arc::clone(file), end_in_image);
+                GuestRam::mapped(plan, start, size, options, part)
+            }
+            None => GuestRam::new(plan, &host, start, size, options),
+        };
+        end_in_image += size.0;
         rams.push(ram.map_err(failed(name(index, zone)))?);
     }
     Ok(GuestMemory::new(rams)?)
-}
-
-fn load_initrd(
-    initrd: &BootFile,
-    memory: &GuestMemory,
-    range: Range<GuestAddress>,
-) -> Result<(), VmError> {
-    let length = usize::try_from(range.end.0 - range.start.0).unwrap_or(usize::MAX);
-    let map = memory.map();
-    initrd
-        .read(|mut file| Ok(map.read_exact_volatile_from(range.start, &mut file, length)))?
-        .map_err(failed("the initramfs cannot be copied into guest memory"))
-}
-
-fn initrd_size(initrd: &BootFile) -> Result<Bytes, VmError> {
-    initrd.read(|file| Ok(Bytes(file.metadata()?.len())))
 }

@@ -4,13 +4,13 @@
 use std::{path::PathBuf, time::Instant};
 
 use granule_types::{backing::Backing, units::Bytes};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::privileges::Identity;
 use crate::{devices::virtio::net::MacAddress, kvm::memslot::DirtyMode};
 
 /// A zone of guest memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryZone {
     /// Size, rounded up to the backing's page size.
     pub size: Bytes,
@@ -25,7 +25,7 @@ pub struct MemoryZone {
 }
 
 /// Model of the guest's serial port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SerialModel {
     /// A 16550, `ttyS0`.
@@ -36,7 +36,7 @@ pub enum SerialModel {
 }
 
 /// Configuration of a disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskConfig {
     /// Path of a raw image or a block device.
     pub path: PathBuf,
@@ -45,7 +45,7 @@ pub struct DiskConfig {
 }
 
 /// Configuration of a network device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetConfig {
     /// Name of the host's tap interface.
     pub tap: String,
@@ -54,14 +54,14 @@ pub struct NetConfig {
 }
 
 /// Configuration of a vsock device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VsockConfig {
     /// The guest's context ID.
     pub cid: u32,
 }
 
 /// Virtio devices of a VM. An entropy device is always present.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct VirtioConfig {
     /// Disks, in the order of the guest's `/dev/vda`, `/dev/vdb`, ….
     pub disks: Vec<DiskConfig>,
@@ -87,7 +87,7 @@ impl VirtioConfig {
 }
 
 /// Population of stage 2 before the guest accesses its memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage2Prefault {
     /// Before the guest starts. The host memory of all zones must be populated.
@@ -97,7 +97,7 @@ pub enum Stage2Prefault {
 }
 
 /// Configuration of a VM.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct VmConfig {
     /// Kernel file: an `Image`, optionally compressed.
     pub kernel: PathBuf,
@@ -115,17 +115,45 @@ pub struct VmConfig {
     /// Memory zones, at least one; kernel and initramfs are loaded into the first.
     pub memory: Vec<MemoryZone>,
     /// Population of stage 2; on faults by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage2_prefault: Option<Stage2Prefault>,
     /// Width of guest-physical addresses; the smallest that fits by default.
     pub ipa_bits: Option<u8>,
     /// Chunk size of eager page splitting.
     pub eager_split: Option<Bytes>,
     /// Numbers of other capabilities of the VM.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vm_capabilities: Vec<u32>,
     /// Dirty logging mode.
     pub dirty_log: DirtyMode,
+}
+
+/// The VM of a run.
+#[derive(Debug, Clone)]
+pub enum VmSource {
+    /// A new VM, whose kernel boots.
+    Boot(Box<VmConfig>),
+    /// The VM of a snapshot.
+    Restore(RestoreConfig),
+}
+
+/// Way in which the memory of a restored VM takes its contents from the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RestoreMode {
+    /// The file is copied before the guest runs.
+    #[default]
+    Copy,
+    /// The file is mapped: a page is read at its first access, and copied at its first write.
+    Map,
+}
+
+/// A snapshot to restore.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RestoreConfig {
+    /// Directory of the snapshot.
+    pub directory: PathBuf,
+    /// Way in which memory takes its contents from the file.
+    pub mode: RestoreMode,
 }
 
 /// Options of a run that are not part of the VM.
@@ -143,6 +171,8 @@ pub struct RunOptions {
     pub stats: Option<PathBuf>,
     /// Path of the control socket.
     pub api_socket: Option<PathBuf>,
+    /// Directory for snapshots, which the control socket takes.
+    pub snapshot_directory: Option<PathBuf>,
     /// User and group that the process changes to after it has opened all files.
     pub identity: Option<Identity>,
     /// Confines the process by Landlock and seccomp.

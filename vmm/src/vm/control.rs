@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    error::Error,
     time::{Duration, Instant},
 };
 
@@ -14,7 +15,8 @@ use super::{
     boot_stats::BootStats,
     builder::Vm,
     config::VmConfig,
-    metrics,
+    metrics, save,
+    snapshot::SnapshotDirectory,
     stalls::StallHistogram,
     stats::{Snapshot, StatsReader},
     vcpu::RunState,
@@ -40,12 +42,20 @@ pub struct VmController<'a> {
     dirty_costs: DirtyCosts,
     /// Dirty logs, one for each memslot; empty while logging is off.
     dirty_logs: Vec<DirtyLog>,
+    /// Directory for snapshots, if the run has one.
+    snapshots: Option<&'a SnapshotDirectory>,
     pub is_stop_requested: bool,
 }
 
 impl<'a> VmController<'a> {
     /// Returns the controller of a VM before its first run.
-    pub fn new(config: &'a VmConfig, vm: &'a Vm, reader: StatsReader, boot_count: u32) -> Self {
+    pub fn new(
+        config: &'a VmConfig,
+        vm: &'a Vm,
+        reader: StatsReader,
+        boot_count: u32,
+        snapshots: Option<&'a SnapshotDirectory>,
+    ) -> Self {
         Self {
             config,
             vm,
@@ -54,6 +64,7 @@ impl<'a> VmController<'a> {
             boot_count,
             dirty_costs: DirtyCosts::default(),
             dirty_logs: Vec::new(),
+            snapshots,
             is_stop_requested: false,
         }
     }
@@ -75,6 +86,7 @@ impl<'a> VmController<'a> {
             ApiRequest::Pause => self.vm.vcpus.pause(),
             ApiRequest::Resume => self.vm.vcpus.request(RunState::Running),
             ApiRequest::Stop => self.is_stop_requested = true,
+            ApiRequest::Snapshot => return self.save_snapshot(),
             ApiRequest::Memory => return self.memory(),
             ApiRequest::Collapse => return self.collapse(),
             ApiRequest::Counters => return self.counters(|snapshot| json!(snapshot).into()),
@@ -160,6 +172,19 @@ impl<'a> VmController<'a> {
             Err(error) => json!({ "start": ram.start().0, "error": error.to_string() }),
         });
         (200, json!({ "zones": zones.collect::<Vec<_>>() }).into())
+    }
+
+    fn save_snapshot(&self) -> Response {
+        let Some(directory) = self.snapshots else {
+            return error_response(409, "the run has no directory: start it with --snapshot DIR");
+        };
+        match save::save(self.vm, self.config, directory) {
+            Ok(saved) => {
+                let sizes = json!({ "memory_bytes": saved.memory.0, "data_bytes": saved.data.0 });
+                (200, sizes.into())
+            }
+            Err(error) => error_response(500, &chain(&error)),
+        }
     }
 
     fn set_balloon(&self, size: Bytes) -> Response {
@@ -261,6 +286,17 @@ impl<'a> VmController<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns an error with its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 fn to_response(result: Result<Value, KvmError>) -> Response {

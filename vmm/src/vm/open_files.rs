@@ -14,8 +14,9 @@ use std::{
 use kvm_ioctls::Kvm;
 
 use super::{
-    config::VmConfig,
+    config::{RestoreMode, VmConfig},
     outcome::{VmError, failed},
+    snapshot::OpenSnapshot,
 };
 use crate::{
     arch::host,
@@ -53,28 +54,52 @@ impl BootFile {
     }
 }
 
+/// Files of a kernel that boots.
+#[derive(Debug)]
+pub struct BootFiles {
+    pub kernel: BootFile,
+    pub initrd: Option<BootFile>,
+}
+
+/// Files that the VM starts with.
+#[derive(Debug)]
+pub enum StartFiles {
+    /// Kernel and initramfs.
+    Boot(BootFiles),
+    /// A snapshot.
+    Restore(Box<OpenSnapshot>, RestoreMode),
+}
+
+impl StartFiles {
+    /// Opens the files of a kernel.
+    pub fn boot(config: &VmConfig) -> Result<Self, VmError> {
+        let initrd = config.initrd.as_deref();
+        Ok(Self::Boot(BootFiles {
+            kernel: BootFile::open("--kernel", &config.kernel)?,
+            initrd: initrd.map(|path| BootFile::open("--initrd", path)).transpose()?,
+        }))
+    }
+}
+
 /// Open files and devices of a VM, in the order of the configuration.
 #[derive(Debug)]
 pub struct OpenFiles {
     pub kvm: Kvm,
-    pub kernel: BootFile,
-    pub initrd: Option<BootFile>,
+    pub start: StartFiles,
     pub disks: Vec<Disk>,
     pub taps: Vec<Tap>,
     pub vsock: Option<VsockBackend>,
 }
 
 impl OpenFiles {
-    /// Opens all files and devices that `config` names.
-    pub fn new(config: &VmConfig) -> Result<Self, VmError> {
-        let initrd = config.initrd.as_deref();
+    /// Opens all files and devices that `config` names, except those of the start.
+    pub fn new(config: &VmConfig, start: StartFiles) -> Result<Self, VmError> {
         let disks = config.devices.disks.iter();
         let nets = config.devices.nets.iter();
         let vsock = config.devices.vsock;
         Ok(Self {
             kvm: kvm::open(host::explain_missing_driver)?,
-            kernel: BootFile::open("--kernel", &config.kernel)?,
-            initrd: initrd.map(|path| BootFile::open("--initrd", path)).transpose()?,
+            start,
             disks: disks
                 .map(|disk| Disk::open(&disk.path, disk.is_read_only))
                 .collect::<Result<_, _>>()

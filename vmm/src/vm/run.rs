@@ -18,16 +18,17 @@ use super::{
     api::{ApiServer, BoundSocket},
     boot_stats::StatsFile,
     builder::{self, Vm, VmConnections},
-    config::{RunOptions, VmConfig},
+    config::{RunOptions, VmConfig, VmSource},
     console_io::{self, ConsoleChannels, MatchCallback},
     control::VmController,
     event_loop::EventLoop,
     fault_stalls::FaultStalls,
-    open_files::OpenFiles,
+    open_files::{OpenFiles, StartFiles},
     outcome::{VmError, VmOutcome, failed},
     sandbox::restrict_file_access,
     seccomp::{ThreadRole, confine_optionally},
     signals::Signals,
+    snapshot::{OpenSnapshot, SnapshotDirectory},
     stats::{HostCounters, StatsReader, refreshed_stage2_table_bytes},
     terminal::Terminal,
     vcpu::RunState,
@@ -38,16 +39,20 @@ use crate::{
     scoped_thread::ScopedThread,
 };
 
-/// Runs a VM, and builds it again after each reset if `options` request that.
+/// Runs a VM, and builds it again after each reset if `options` request that and a kernel boots. The
+/// reset of a guest from a snapshot ends the run.
 ///
 /// # Errors
 /// The VM cannot be built, or a vCPU or device fails.
-pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError> {
+pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError> {
     guest::check_supported()?;
     raise_file_limit();
     let signals = Signals::block().map_err(failed("blocking signals (signalfd) failed"))?;
     let mut stats_file = options.stats.as_deref().map(open_stats_file).transpose()?;
-    let files = OpenFiles::new(config)?;
+    let (config, start) = open_start(source)?;
+    let files = OpenFiles::new(&config, start)?;
+    let snapshots = options.snapshot_directory.as_deref();
+    let snapshots = snapshots.map(SnapshotDirectory::open).transpose()?;
     let socket_path = options.api_socket.as_deref();
     let socket = socket_path
         .map(|path| BoundSocket::new(path).map_err(failed(option_and_path("--api-socket", path))))
@@ -76,9 +81,10 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
     let mut boot_count = 1;
     let outcome = loop {
         let context = RunContext {
-            config,
+            config: &config,
             options,
             files: &files,
+            snapshots: snapshots.as_ref(),
             signals: &signals,
             api: api.as_ref(),
             output: &output,
@@ -87,7 +93,8 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
         };
         let outcome =
             context.boot(start_time, stats_file.as_mut(), counters.take(), fault_stalls.take());
-        if options.reboots_on_reset && matches!(outcome, Ok(VmOutcome::Reset)) {
+        let can_boot = matches!(files.start, StartFiles::Boot(_));
+        if can_boot && options.reboots_on_reset && matches!(outcome, Ok(VmOutcome::Reset)) {
             start_time = Instant::now();
             boot_count += 1;
             continue;
@@ -102,6 +109,17 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
         log::warn!("the last {unwritten} bytes of console output were not read");
     }
     outcome
+}
+
+/// Opens the kernel or the snapshot. Returns the VM's configuration with it.
+fn open_start(source: &VmSource) -> Result<(VmConfig, StartFiles), VmError> {
+    Ok(match source {
+        VmSource::Boot(config) => (VmConfig::clone(config), StartFiles::boot(config)?),
+        VmSource::Restore(restore) => {
+            let snapshot = OpenSnapshot::open(&restore.directory)?;
+            (snapshot.state.config.clone(), StartFiles::Restore(Box::new(snapshot), restore.mode))
+        }
+    })
 }
 
 /// Raises the soft limit of open files to the hard limit, because each vCPU needs several files.
@@ -135,7 +153,8 @@ fn confine_process(
             let folder = path.parent();
             folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
         });
-        restrict_file_access(folder).map_err(failed(CONFINE_ERROR))?;
+        let snapshots = options.snapshot_directory.as_deref();
+        restrict_file_access(folder, snapshots).map_err(failed(CONFINE_ERROR))?;
     }
     if let Some(identity) = options.identity {
         if let Some(socket) = &socket {
@@ -160,6 +179,7 @@ struct RunContext<'a> {
     config: &'a VmConfig,
     options: &'a RunOptions,
     files: &'a OpenFiles,
+    snapshots: Option<&'a SnapshotDirectory>,
     signals: &'a Signals,
     api: Option<&'a ApiServer>,
     output: &'a ConsoleOutput,
@@ -201,7 +221,8 @@ impl RunContext<'_> {
             fault_stalls,
             table_bytes_before,
         };
-        let mut controller = VmController::new(self.config, &vm, reader, self.boot_count);
+        let mut controller =
+            VmController::new(self.config, &vm, reader, self.boot_count, self.snapshots);
         granule_types::mark::begin_guest();
         if self.collects_statistics {
             controller.end_phase("boot", start_time.elapsed());

@@ -5,7 +5,8 @@
 //!
 //! * Landlock limits file access to the folders of `/proc` and `/sys` that report memory and
 //!   counters. All other files are [open](super::open_files) already. Files in the control socket's
-//!   folder can be removed, because the socket is removed at the end.
+//!   folder can be removed, because the socket is removed at the end, and files of snapshots are
+//!   written to their directory.
 //! * seccomp limits each kind of thread to the system calls that it uses. Programs cannot be
 //!   executed, and network sockets cannot be created.
 //!
@@ -23,9 +24,12 @@ use super::{
     stats::STAT_REFRESH,
 };
 
-/// Restricts the process to reading the files that report memory and counters, and to removing
-/// files from `socket_folder`.
-pub fn restrict_file_access(socket_folder: Option<&Path>) -> Result<(), VmError> {
+/// Restricts the process to reading the files that report memory and counters, to removing files
+/// from `socket_folder`, and to files in `snapshot_folder`.
+pub fn restrict_file_access(
+    socket_folder: Option<&Path>,
+    snapshot_folder: Option<&Path>,
+) -> Result<(), VmError> {
     let refused = || failed("Landlock refuses the rules; --sandbox off runs without it");
     let abi = ABI::V3;
     let (read, all) = (AccessFs::from_read(abi), AccessFs::from_all(abi));
@@ -43,11 +47,18 @@ pub fn restrict_file_access(socket_folder: Option<&Path>) -> Result<(), VmError>
             rules = rules.add_rule(PathBeneath::new(file, access)).map_err(refused())?;
         }
     }
-    if let Some(path) = socket_folder {
+    let snapshots = AccessFs::ReadDir
+        | AccessFs::WriteFile
+        | AccessFs::Truncate
+        | AccessFs::MakeReg
+        | AccessFs::RemoveFile;
+    let folders = [(socket_folder, AccessFs::RemoveFile.into()), (snapshot_folder, snapshots)];
+    for (path, access) in folders {
+        let Some(path) = path else { continue };
         let object = format!("{} cannot be opened for a Landlock rule", path.display());
         let folder =
             PathFd::new(path).map_err(|_| io::Error::last_os_error()).map_err(failed(object))?;
-        let rule = PathBeneath::new(folder, AccessFs::RemoveFile);
+        let rule = PathBeneath::new(folder, access);
         rules = rules.add_rule(rule).map_err(refused())?;
     }
     let status = rules.restrict_self().map_err(refused())?;
@@ -71,7 +82,7 @@ mod tests {
     fn other_files_cannot_be_opened_and_the_socket_can_be_removed() {
         if let Some(folder) = std::env::var_os(CHILD_VARIABLE) {
             let folder = PathBuf::from(folder);
-            restrict_file_access(Some(&folder)).unwrap();
+            restrict_file_access(Some(&folder), None).unwrap();
             let proc = fs::read("/proc/self/status").map(drop);
             let removed = fs::remove_file(folder.join("socket"));
             let created = fs::write(folder.join("other"), "").map_err(|error| error.kind());

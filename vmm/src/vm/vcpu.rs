@@ -195,14 +195,16 @@ impl Drop for GuestExitReporter {
 pub(super) struct VcpuRunner {
     // The field precedes `fd` in drop order, because a late kick must not access the vCPU.
     pub(super) kick_target: KickTarget,
-    pub(super) fd: VcpuFd,
+    /// The vCPU, which this thread locks except while it is paused.
+    pub(super) fd: Arc<Mutex<VcpuFd>>,
     pub(super) reporter: GuestExitReporter,
 }
 
 impl VcpuRunner {
     /// Runs the thread. `ready` receives the kicker, or a setup error, before the first `KVM_RUN`.
     pub(super) fn run(&mut self, ready: &mpsc::SyncSender<io::Result<Kicker>>, confine: bool) {
-        let kicker = self.kick_target.bind(&mut self.fd);
+        let fd = Arc::clone(&self.fd);
+        let kicker = self.kick_target.bind(&mut fd.lock());
         let result = kicker.and_then(|kicker| {
             confine_optionally(confine, ThreadRole::Vcpu)?;
             Ok(kicker)
@@ -212,12 +214,11 @@ impl VcpuRunner {
             return;
         }
         loop {
-            self.kick_target.clear_kicks();
-            let control = &self.reporter.context.control;
-            if control.wait_while_paused() == RunState::Stopped {
+            if self.reporter.context.control.wait_while_paused() == RunState::Stopped {
                 return;
             }
-            if let Some(exit) = self.enter_guest() {
+            let exit = self.run_until_paused(&mut fd.lock());
+            if let Some(exit) = exit {
                 self.reporter.report(exit);
                 self.reporter.context.control.wait_until_stopped();
                 return;
@@ -225,14 +226,42 @@ impl VcpuRunner {
         }
     }
 
+    /// Runs the guest until a pause or stop is requested, with no access to a device pending. Returns
+    /// the outcome if the guest ended.
+    fn run_until_paused(&self, fd: &mut VcpuFd) -> Option<VmOutcome> {
+        loop {
+            self.kick_target.clear_kicks();
+            match self.reporter.context.control.requested_state() {
+                RunState::Running => {}
+                RunState::Paused => return self.complete_access(fd),
+                RunState::Stopped => return None,
+            }
+            if let Some(exit) = self.enter_guest(fd) {
+                return Some(exit);
+            }
+        }
+    }
+
+    /// Completes the last access to a device without entering the guest: until then, the registers
+    /// are not those of the next instruction (`KVM_RUN` in Documentation/virt/kvm/api.rst).
+    fn complete_access(&self, fd: &mut VcpuFd) -> Option<VmOutcome> {
+        self.kick_target.set_immediate_exit();
+        let failure = match fd.run() {
+            Err(error) if error.errno() == libc::EINTR => return None,
+            Err(error) => error.to_string(),
+            Ok(exit) => format!("unexpected exit {exit:?}"),
+        };
+        Some(self.failure_outcome(fd, &format!("KVM_RUN with immediate_exit: {failure}")))
+    }
+
     /// Calls `KVM_RUN` once and handles the exit. Returns the outcome if the guest ended.
-    fn enter_guest(&mut self) -> Option<VmOutcome> {
+    fn enter_guest(&self, fd: &mut VcpuFd) -> Option<VmOutcome> {
         let context = &self.reporter.context;
         let exits = &context.exits;
         let count = |counter: &AtomicU64| {
             counter.fetch_add(1, Ordering::Relaxed);
         };
-        let failure = match self.fd.run() {
+        let failure = match fd.run() {
             Ok(VcpuExit::MmioRead(address, data)) => {
                 count(&exits.mmio_reads);
                 let start = Instant::now();
@@ -253,7 +282,7 @@ impl VcpuRunner {
                 count(&exits.other_exits);
                 let rings = context.rings.as_ref();
                 let drained = rings.map_or(Ok(()), |rings| rings.harvest());
-                return drained.err().map(|error| self.failure_outcome(&error.to_string()));
+                return drained.err().map(|error| self.failure_outcome(fd, &error.to_string()));
             }
             Ok(VcpuExit::SystemEvent(event, _)) => {
                 count(&exits.other_exits);
@@ -262,7 +291,7 @@ impl VcpuRunner {
                     KVM_SYSTEM_EVENT_RESET => VmOutcome::Reset,
                     KVM_SYSTEM_EVENT_CRASH => VmOutcome::Failed("the guest crashed".to_owned()),
                     other => {
-                        self.failure_outcome(&format!("KVM_EXIT_SYSTEM_EVENT of type {other}"))
+                        self.failure_outcome(fd, &format!("KVM_EXIT_SYSTEM_EVENT of type {other}"))
                     }
                 });
             }
@@ -272,7 +301,7 @@ impl VcpuRunner {
             }
             Ok(VcpuExit::Unsupported(KVM_EXIT_ARM_NISV)) => {
                 // SAFETY: the exit reason selects this field of the union.
-                let abort = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.arm_nisv };
+                let abort = unsafe { fd.get_kvm_run().__bindgen_anon_1.arm_nisv };
                 format!(
                     "the guest accessed the device register at {:#x} with an instruction that KVM \
                      cannot emulate (KVM_EXIT_ARM_NISV)",
@@ -286,16 +315,16 @@ impl VcpuRunner {
                     .to_owned()
             }
             Err(error) => {
-                let reason = exit_name(self.fd.get_kvm_run().exit_reason);
+                let reason = exit_name(fd.get_kvm_run().exit_reason);
                 format!("KVM_RUN: {error} (last exit: {reason})")
             }
         };
         count(&exits.other_exits);
-        Some(self.failure_outcome(&failure))
+        Some(self.failure_outcome(fd, &failure))
     }
 
-    fn failure_outcome(&self, failure: &str) -> VmOutcome {
-        let pc = arch::vm::program_counter(&self.fd)
+    fn failure_outcome(&self, fd: &VcpuFd, failure: &str) -> VmOutcome {
+        let pc = arch::vm::program_counter(fd)
             .map_or_else(String::new, |pc| format!(", program counter {pc:#x}"));
         VmOutcome::Failed(format!("vCPU {}: {failure}{pc}", self.reporter.index))
     }

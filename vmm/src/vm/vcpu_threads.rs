@@ -15,6 +15,7 @@ use std::{
 };
 
 use kvm_ioctls::VcpuFd;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     outcome::VmOutcome,
@@ -27,6 +28,7 @@ use crate::kvm::kick::{KickTarget, Kicker};
 pub struct VcpuThreads {
     context: Arc<VcpuContext>,
     kickers: Vec<Kicker>,
+    fds: Vec<Arc<Mutex<VcpuFd>>>,
     threads: Vec<JoinHandle<()>>,
     guest_exits: mpsc::Receiver<VmOutcome>,
 }
@@ -39,11 +41,14 @@ impl VcpuThreads {
         let mut threads = Self {
             context: Arc::new(context),
             kickers: Vec::new(),
+            fds: Vec::new(),
             threads: Vec::new(),
             guest_exits,
         };
         for (index, fd) in vcpus.into_iter().enumerate() {
             let (ready, kicker) = mpsc::sync_channel(1);
+            let fd = Arc::new(Mutex::new(fd));
+            threads.fds.push(Arc::clone(&fd));
             let mut vcpu = VcpuRunner {
                 kick_target: KickTarget::default(),
                 fd,
@@ -79,6 +84,11 @@ impl VcpuThreads {
     pub fn pause(&self) {
         self.request(RunState::Paused);
         self.context.control.wait_until_paused();
+    }
+
+    /// Locks all vCPUs, which must be paused, in their order.
+    pub fn lock(&self) -> Vec<MutexGuard<'_, VcpuFd>> {
+        self.fds.iter().map(|fd| fd.lock()).collect()
     }
 
     /// Returns the guest's exit, if it was reported.
@@ -130,8 +140,13 @@ mod tests {
             guest_exit: EventFd::new(libc::EFD_NONBLOCK).unwrap(),
         });
         let reporter = GuestExitReporter { index: 7, context: Arc::clone(&context), exit_sender };
-        let threads =
-            VcpuThreads { context, kickers: Vec::new(), threads: Vec::new(), guest_exits };
+        let threads = VcpuThreads {
+            context,
+            kickers: Vec::new(),
+            fds: Vec::new(),
+            threads: Vec::new(),
+            guest_exits,
+        };
         threads.request(RunState::Running);
         (threads, reporter)
     }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_types::{record::HostInfo, units::Bytes};
+use granule_types::{backing::Backing, record::HostInfo, units::Bytes};
 use parking_lot::Mutex;
 use serde_json::json;
 use vmm_sys_util::{
@@ -34,6 +34,7 @@ use crate::{
         },
     },
     kvm::stats::Statistics,
+    memory::image,
     vm::{
         api::{ApiServer, BoundSocket},
         boot_stats::{BootStats, StatsFile},
@@ -41,6 +42,7 @@ use crate::{
         config::{MemoryZone, VmConfig},
         console_io::{self, ConsoleChannels},
         signals::Signals,
+        snapshot::{SnapshotDirectory, testing::small_state},
         stats::{HostCounters, StatsReader},
     },
 };
@@ -58,12 +60,13 @@ pub(super) fn run_components(folder: &Path) {
         client.write_all(b"GET /v1/state HTTP/1.1\r\n\r\n").unwrap();
         io::read_to_string(client).unwrap()
     });
-    run_confined(bound, disk, stats);
+    let snapshots = SnapshotDirectory::open(&folder.join("snapshots")).unwrap();
+    run_confined(bound, disk, stats, &snapshots);
     assert!(client.join().unwrap().contains("running"));
 }
 
 /// Confines the calling thread as the main thread and runs all components.
-fn run_confined(socket: BoundSocket, disk: Disk, stats: StatsFile) {
+fn run_confined(socket: BoundSocket, disk: Disk, stats: StatsFile, snapshots: &SnapshotDirectory) {
     let signals = Signals::block().unwrap();
     let api = ApiServer::serve(socket, || confine_optionally(true, ThreadRole::Api)).unwrap();
     ThreadRole::Main.confine().unwrap();
@@ -79,6 +82,7 @@ fn run_confined(socket: BoundSocket, disk: Disk, stats: StatsFile) {
     request.respond((200, json!({ "state": "running" }).into()));
     run_console();
     allocate_guest_memory();
+    save_snapshots(snapshots);
     let disk = Driver::new(Box::new(Block::new(disk, "disk0")));
     let entropy = Driver::new(Box::new(Rng));
     let balloon = Driver::new(Box::new(Balloon::default()));
@@ -126,11 +130,28 @@ fn allocate_guest_memory() {
         node,
     };
     // A kernel without NUMA refuses the node.
-    let _ = allocate_memory(&[zone("anonymous", Some(0))]);
-    let memory = allocate_memory(&[zone("anonymous_thp", None), zone("shmem", None)]);
+    let _ = allocate_memory(&[zone("anonymous", Some(0))], None);
+    let memory = allocate_memory(&[zone("anonymous_thp", None), zone("shmem", None)], None);
     for ram in memory.unwrap().regions() {
         assert!(!ram.resident_pages().unwrap().resident_bytes.is_empty());
         let _ = ram.collapse();
+    }
+}
+
+/// Writes a snapshot twice, so that the first one is removed.
+fn save_snapshots(directory: &SnapshotDirectory) {
+    for _ in 0..2 {
+        let zone = MemoryZone {
+            size: Bytes::mib(4),
+            backing: Backing::Shmem,
+            prefault: true,
+            alignment: None,
+            node: None,
+        };
+        let memory = allocate_memory(&[zone], None).unwrap();
+        let (name, file) = directory.create_memory().unwrap();
+        image::save(&memory, &file).unwrap();
+        directory.commit(&file, &small_state(name)).unwrap();
     }
 }
 

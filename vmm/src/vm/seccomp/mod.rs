@@ -90,17 +90,18 @@ const API_CALLS: &[AllowedCall] = &[
 const MAIN_CALLS: &[AllowedCall] = &[
     (libc::SYS_fstat, "metadata of files, by C libraries without statx"),
     (libc::SYS_ftruncate, "memfd, statistics file"),
-    (libc::SYS_getdents64, "hugetlb pools in /sys/kernel/mm"),
+    (libc::SYS_getdents64, "hugetlb pools in /sys/kernel/mm, snapshots"),
     (libc::SYS_mbind, "memory zones on a NUMA node"),
     (libc::SYS_memfd_create, "shared memory zones"),
     (libc::SYS_newfstatat, "metadata of paths"),
-    (libc::SYS_openat, "/proc and /sys files"),
+    (libc::SYS_openat, "/proc and /sys files, snapshots"),
     (libc::SYS_perf_event_open, "event counters after a reboot"),
     (libc::SYS_pipe2, "input of the virtio console"),
+    (libc::SYS_renameat, "snapshots"),
     (libc::SYS_readlinkat, "backtrace of a panic"),
     (libc::SYS_seccomp, "narrower filters of other threads"),
     (libc::SYS_statx, "metadata of paths"),
-    (libc::SYS_unlinkat, "removal of the control socket"),
+    (libc::SYS_unlinkat, "removal of the control socket, snapshots"),
 ];
 
 /// Calls that every thread may use with certain values of the second argument: `TCSETS` and

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Snapshots of a guest that uses memory, disk, entropy and console, and restores of it on each
+//! backing, in confined processes without privileges.
+
+use super::host::EmulatedHost;
+
+/// Functions of the host's shell. `prepare` builds the guest's initramfs; `start OPTIONS` and
+/// `restore VALUE` run the guest; `save` takes a snapshot between two of its rounds and stops it.
+const SHELL_FUNCTIONS: &str = r#"
+prepare() {
+    install_programs /bin/busybox
+    modules virtio_mmio virtio_blk virtio_rng
+    pack <<'INIT'
+#!/bin/busybox sh
+busybox mount -t devtmpfs dev /dev
+busybox mount -t proc proc /proc
+for module in /m/*; do busybox insmod $module; done
+until [ -b /dev/vda ]; do busybox sleep 0.1; done
+exec </dev/ttyS0 >/dev/ttyS0 2>&1
+busybox dd if=/dev/urandom of=/data bs=1000000 count=8 2>/dev/null
+sum=$(busybox md5sum </data)
+round=0
+while :; do
+    round=$((round + 1))
+    busybox dd if=/dev/urandom of=/part bs=4096 count=64 2>/dev/null
+    busybox dd if=/part of=/dev/vda bs=4096 seek=$((round % 16 * 64)) conv=fsync 2>/dev/null
+    busybox dd if=/dev/vda of=/read bs=4096 count=64 skip=$((round % 16 * 64)) iflag=direct 2>/dev/null
+    busybox cmp /part /read || echo "disk differs"
+    [ "$(busybox md5sum </data)" = "$sum" ] || echo "memory differs"
+    echo "round $round has ended, $(busybox nproc) CPUs"
+done
+INIT
+    dd if=/dev/zero of=/tmp/disk bs=1M count=4 2>/dev/null
+    chmod 666 /tmp/disk && mkdir /tmp/run && chmod 777 /tmp/run
+}
+run() {
+    rm -f /tmp/run/vm.sock && : >/tmp/out # The output of the last run must not count.
+    /mnt/granule run --user nobody --api-socket /tmp/run/vm.sock --snapshot /tmp/run/saved "$@" \
+        </dev/null >/tmp/out 2>&1 &
+    pid=$!
+}
+start() {
+    mkdir -p /tmp/run/saved && chmod 777 /tmp/run/saved
+    run --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --cmdline "console=ttyS0 quiet" \
+        --disk /tmp/disk --balloon on --vcpus 2 "$@"
+}
+restore() { run --restore "/tmp/run/saved$1"; }
+request() {
+    perl -MIO::Socket::UNIX -e '$s = IO::Socket::UNIX->new("/tmp/run/vm.sock") or die;
+        print $s "$ARGV[0] HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n"; $s->flush;
+        print while <$s>; print "\n"' "$1"
+}
+rounds() {
+    until [ "$(grep -ac 'has ended' /tmp/out)" -ge $1 ]; do
+        kill -0 $pid 2>/dev/null || break; sleep 0.3
+    done
+}
+save() {
+    request 'POST /v1/pause' >/dev/null
+    request 'POST /v1/snapshot'
+    request 'POST /v1/stop' >/dev/null
+    wait $pid; echo "status=$?"
+    grep -a 'has ended\|differs\|granule:' /tmp/out | tail -n 4
+    rm -f /tmp/run/vm.sock; ls /tmp/run/saved
+}
+"#;
+
+/// Returns the number of the last round in the guest's output.
+fn last_round(output: &str) -> u32 {
+    let rounds = output.split("round ").skip(1);
+    let number = rounds.last().and_then(|rest| rest.split(' ').next());
+    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no round: {output}"))
+}
+
+#[test]
+#[ignore = "boots an emulated host: minutes"]
+fn a_guest_continues_from_its_snapshot_on_each_backing() {
+    let mut host = EmulatedHost::boot();
+    host.prepare_guest(SHELL_FUNCTIONS);
+    host.run("echo 60 >/proc/sys/vm/nr_hugepages");
+    for (backing, modes) in [
+        ("4k", ["", ",memory=map"]),
+        ("thp", ["", ""]),
+        ("2m", ["", ""]),
+        ("4k,shared=on", ["", ""]),
+    ] {
+        host.run(&format!("start --memory 112M,backing={backing}; rounds 2"));
+        let mut output = host.run("save");
+        let mut round = last_round(&output);
+        for mode in modes {
+            assert!(output.contains("data_bytes"), "{backing}: {output}");
+            host.run(&format!("restore {mode}; rounds 2"));
+            output = host.run("save");
+
+            assert!(output.contains("status=0"), "{backing}{mode}: {output}");
+            assert!(!output.contains("differs"), "{backing}{mode}: {output}");
+            let next = last_round(&output);
+            assert!((round + 2..round + 20).contains(&next), "{backing}{mode}: {output}");
+            round = next;
+        }
+        // The state and one memory file.
+        assert_eq!(output.matches("memory-").count(), 1, "{output}");
+        host.run("rm -r /tmp/run/saved");
+    }
+}
+
+#[test]
+#[ignore = "boots an emulated host: minutes"]
+fn what_does_not_fit_is_refused_and_the_snapshot_stays() {
+    let mut host = EmulatedHost::boot();
+    host.prepare_guest(SHELL_FUNCTIONS);
+    host.run("start --memory 112M; rounds 1");
+    let output = host.run("save");
+    assert!(output.contains("data_bytes"), "{output}");
+
+    for (damage, expected) in [
+        ("truncate -s 8M /tmp/disk", "another size"),
+        (
+            "truncate -s 4M /tmp/disk; printf x | dd of=$memory bs=1 seek=50000000 conv=notrunc",
+            "damaged",
+        ),
+        ("truncate -s 1M $memory", "1048576 bytes instead of"),
+    ] {
+        let output = host.run(&format!(
+            "memory=$(ls /tmp/run/saved/memory-*); ({damage}) 2>/dev/null; \
+             restore; wait $pid; echo status=$?; cat /tmp/out"
+        ));
+        assert!(output.contains("status=2"), "{output}");
+        assert!(output.contains(expected), "{output}");
+    }
+    let output = host.run("ls /tmp/run/saved");
+    assert!(output.contains("state.jsonl"), "{output}");
+}

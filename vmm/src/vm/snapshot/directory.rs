@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Files of a snapshot.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `state.jsonl` | the [state](super::state), which names the memory file |
+//! | `memory-N` | contents of guest memory, a sparse file |
+//!
+//! A new snapshot is written beside the old one: first its memory under a new name, then its state,
+//! whose renaming replaces the old state. Both are on the disk before the renaming, so the directory
+//! contains one whole snapshot at any time, and what an interruption leaves is removed by the next
+//! one. Memory that a VM has mapped stays as it is after its file was removed.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    path::Path,
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, Mode, OFlags},
+    io::Errno,
+};
+
+use super::{
+    super::outcome::{VmError, failed},
+    VmState,
+};
+
+const STATE_NAME: &str = "state.jsonl";
+const PARTIAL_STATE_NAME: &str = "state.partial";
+const MEMORY_PREFIX: &str = "memory-";
+/// Maximum size of a state; one with 512 vCPUs has some megabytes.
+const MAX_STATE_SIZE: u64 = 64 << 20;
+
+/// Directory for snapshots, which is open since the process was confined.
+#[derive(Debug)]
+pub struct SnapshotDirectory {
+    file: File,
+    /// Option and path, for error messages.
+    name: String,
+}
+
+impl SnapshotDirectory {
+    /// Opens a directory, which is created if it does not exist.
+    ///
+    /// # Errors
+    /// It cannot be opened or created, or is not a directory.
+    pub fn open(path: &Path) -> Result<Self, VmError> {
+        let name = format!("--snapshot {}", path.display());
+        let open = || {
+            match fs::create_dir(path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
+        };
+        let file = open().map_err(failed(name.as_str()))?;
+        Ok(Self { file, name })
+    }
+
+    /// Returns option and path.
+    pub fn description(&self) -> &str {
+        &self.name
+    }
+
+    /// Creates a file for the memory of the next snapshot. Returns its name and the file.
+    pub(in super::super) fn create_memory(&self) -> Result<(String, File), VmError> {
+        let create = || {
+            let next = self.memory_numbers()?.into_iter().max().map_or(0, |last| last + 1);
+            let name = format!("{MEMORY_PREFIX}{next}");
+            let file = self.create(&name)?;
+            Ok((name, file))
+        };
+        create().map_err(self.failed())
+    }
+
+    /// Makes memory file and state the snapshot of the directory, and removes the earlier one.
+    pub(in super::super) fn commit(&self, memory: &File, state: &VmState) -> Result<(), VmError> {
+        let commit = || -> io::Result<()> {
+            memory.sync_data()?;
+            match self.remove(PARTIAL_STATE_NAME) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut file = self.create(PARTIAL_STATE_NAME)?;
+            file.write_all(state.to_text()?.as_bytes())?;
+            file.sync_data()?;
+            rustix::fs::renameat(&self.file, PARTIAL_STATE_NAME, &self.file, STATE_NAME)?;
+            self.file.sync_data()
+        };
+        commit().map_err(self.failed())?;
+        self.remove_other_memory(&state.memory).map_err(self.failed())
+    }
+
+    fn remove_other_memory(&self, kept: &str) -> io::Result<()> {
+        for number in self.memory_numbers()? {
+            let name = format!("{MEMORY_PREFIX}{number}");
+            if name != kept {
+                self.remove(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn memory_numbers(&self) -> io::Result<Vec<u64>> {
+        let mut numbers = Vec::new();
+        for entry in Dir::read_from(&self.file)? {
+            let name = entry?.file_name().to_owned();
+            let number = name.to_str().ok().and_then(memory_number);
+            numbers.extend(number);
+        }
+        Ok(numbers)
+    }
+
+    fn create(&self, name: &str) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        Ok(File::from(rustix::fs::openat(&self.file, name, flags, Mode::RUSR | Mode::WUSR)?))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.file, name, AtFlags::empty())?)
+    }
+
+    fn failed(&self) -> impl FnOnce(io::Error) -> VmError {
+        failed(self.name.as_str())
+    }
+}
+
+/// Returns the number in the name of a memory file.
+fn memory_number(name: &str) -> Option<u64> {
+    let number = name.strip_prefix(MEMORY_PREFIX)?;
+    number.bytes().all(|byte| byte.is_ascii_digit()).then(|| number.parse().ok()).flatten()
+}
+
+/// An opened snapshot.
+#[derive(Debug)]
+pub struct OpenSnapshot {
+    /// State of the VM.
+    pub state: VmState,
+    /// The memory file.
+    pub memory: Arc<File>,
+    /// Option and path, for error messages.
+    pub name: String,
+}
+
+impl OpenSnapshot {
+    /// Opens and checks the snapshot in a directory. The contents of its memory are checked when
+    /// they are read.
+    ///
+    /// # Errors
+    /// There is none, it is damaged, or another version has written it.
+    pub fn open(path: &Path) -> Result<Self, VmError> {
+        let name = format!("--restore {}", path.display());
+        let text = read_state(path).map_err(failed(name.as_str()))?;
+        let state = VmState::parse(&text).map_err(failed(name.as_str()))?;
+        if memory_number(&state.memory).is_none() {
+            let text = format!("the state names '{}', which is no memory file", state.memory);
+            return Err(failed(name)(text));
+        }
+        let memory = File::open(path.join(&state.memory))
+            .map_err(failed(format!("{name}: {}", state.memory)))?;
+        Ok(Self { state, memory: Arc::new(memory), name })
+    }
+}
+
+fn read_state(path: &Path) -> io::Result<String> {
+    let path = path.join(STATE_NAME);
+    let no_snapshot = |error: io::Error| match Errno::from_io_error(&error) {
+        Some(Errno::NOENT | Errno::NOTDIR) => {
+            let text = format!("there is no snapshot: {} does not exist", path.display());
+            io::Error::new(error.kind(), text)
+        }
+        _ => error,
+    };
+    let size = fs::metadata(&path).map_err(no_snapshot)?.len();
+    if size > MAX_STATE_SIZE {
+        return Err(io::Error::other(format!("the state has {size} bytes, more than 64M")));
+    }
+    fs::read_to_string(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{error::Error, path::PathBuf};
+
+    use super::{super::state::testing::small_state, *};
+
+    fn save(directory: &SnapshotDirectory, vcpus: u32) {
+        let (name, file) = directory.create_memory().unwrap();
+        let mut state = small_state(name);
+        state.config.vcpus = vcpus;
+        directory.commit(&file, &state).unwrap();
+    }
+
+    fn names(path: &Path) -> Vec<String> {
+        let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn refusal(path: &Path) -> String {
+        let error = OpenSnapshot::open(path).unwrap_err();
+        let cause = error.source().map(ToString::to_string).unwrap_or_default();
+        format!("{error}: {cause}")
+    }
+
+    fn new_directory() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("snapshot");
+        (folder, path)
+    }
+
+    #[test]
+    fn a_snapshot_replaces_the_earlier_one() {
+        let (_folder, path) = new_directory();
+        let directory = SnapshotDirectory::open(&path).unwrap();
+
+        save(&directory, 1);
+        save(&directory, 2);
+
+        assert_eq!(names(&path), ["memory-1", STATE_NAME]);
+        assert_eq!(OpenSnapshot::open(&path).unwrap().state.config.vcpus, 2);
+    }
+
+    #[test]
+    fn an_interruption_before_the_commit_leaves_the_earlier_snapshot() {
+        let (_folder, path) = new_directory();
+        let directory = SnapshotDirectory::open(&path).unwrap();
+        save(&directory, 1);
+
+        // What an interruption leaves after each of its steps.
+        directory.create_memory().unwrap();
+        fs::write(path.join(PARTIAL_STATE_NAME), "{").unwrap();
+
+        assert_eq!(OpenSnapshot::open(&path).unwrap().state.config.vcpus, 1);
+        save(&directory, 3);
+        assert_eq!(names(&path), ["memory-2", STATE_NAME]);
+        assert_eq!(OpenSnapshot::open(&path).unwrap().state.config.vcpus, 3);
+    }
+
+    #[test]
+    fn memory_that_is_replaced_stays_open_in_the_vm_that_uses_it() {
+        let (_folder, path) = new_directory();
+        let directory = SnapshotDirectory::open(&path).unwrap();
+        save(&directory, 1);
+        let restored = OpenSnapshot::open(&path).unwrap();
+
+        save(&directory, 2);
+
+        // The VM that was restored from it still has the file.
+        assert_eq!(restored.memory.metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn what_is_no_snapshot_is_refused_with_its_reason() {
+        let (_folder, path) = new_directory();
+        assert!(refusal(&path).contains("there is no snapshot"), "{}", refusal(&path));
+        save(&SnapshotDirectory::open(&path).unwrap(), 1);
+        let state = path.join(STATE_NAME);
+        let text = fs::read_to_string(&state).unwrap();
+
+        for (changed, expected) in [
+            (text[..text.len() / 2].to_owned(), "truncated or damaged"),
+            (text.replace("snapshot/1", "snapshot/2"), "'granule.snapshot/2'"),
+            (text.replace("\"vcpus\":1", "\"vcpus\":3"), "truncated or damaged"),
+            (String::new(), "not the header"),
+        ] {
+            fs::write(&state, changed).unwrap();
+            assert!(refusal(&path).contains(expected), "{}", refusal(&path));
+        }
+        fs::write(&state, &text).unwrap();
+        fs::remove_file(path.join("memory-0")).unwrap();
+        assert!(refusal(&path).contains("memory-0"), "{}", refusal(&path));
+    }
+
+    #[test]
+    fn a_memory_file_outside_of_the_directory_is_refused() {
+        let (_folder, path) = new_directory();
+        let directory = SnapshotDirectory::open(&path).unwrap();
+        for name in ["../memory-0", "memory-0/x", "memory-+1", "memory-", ""] {
+            let (_, file) = directory.create_memory().unwrap();
+            directory.commit(&file, &small_state(name.to_owned())).unwrap();
+
+            assert!(refusal(&path).contains("no memory file"), "{name}: {}", refusal(&path));
+        }
+    }
+}

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Snapshots: the state of a VM in a directory, from which another process continues the guest.
+//!
+//! ```text
+//! save:     pause vCPUs ── suspend devices ── state of machine ── memory ── commit ── resume
+//! restore:  memory ── VM, vCPUs, GIC ── devices, suspended ── state of machine ── resume
+//! ```
+//!
+//! The order makes the snapshot one of a single moment: neither a vCPU nor a device changes memory
+//! when it is read, and the interrupt controller's tables, which KVM writes to guest memory, are in
+//! it. What a device has raised without the guest's acknowledgement is raised again.
+//!
+//! [`directory`] defines the files, and [`state`] what the state contains.
+
+mod directory;
+mod state;
+
+pub use directory::{OpenSnapshot, SnapshotDirectory};
+#[cfg(test)]
+pub(super) use state::testing;
+pub use state::{VmState, ZoneState};
