@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a VM starts with: a kernel that boots, or a snapshot that continues.
+//! Start of a VM: a kernel boots, or a snapshot continues.
 //!
 //! [`Start`] is created before there is memory, because a missing kernel is reported first, and
 //! [`PlacedStart`] when memory exists but the VM does not.
@@ -76,7 +76,7 @@ impl PlacedStart<'_> {
         }
     }
 
-    /// Gives memory, devices and vCPUs their first state. The devices of a snapshot are suspended
+    /// Sets the first state of memory, devices and vCPUs. The devices of a snapshot are suspended
     /// afterwards.
     pub fn load(self, memory: &GuestMemory, bus: &Bus, vcpus: &GuestVcpus) -> Result<(), VmError> {
         match self {

@@ -66,7 +66,7 @@ pub enum StateError {
     Damaged {
         /// Length of the second line.
         length: usize,
-        /// Its checksum.
+        /// Checksum of this line.
         crc: u32,
     },
     /// Error returned when the state lacks a field, or has an unknown or invalid one.
