@@ -130,9 +130,9 @@ pub struct Args {
     /// created if it does not exist
     #[arg(long, value_name = "DIR", requires = "api_socket")]
     snapshot: Option<PathBuf>,
-    /// Continue the VM of a snapshot: DIR[,memory=copy|map]. Memory is copied before the guest runs,
-    /// or mapped from the file, which backs base pages only. Options of the VM are those of the
-    /// snapshot
+    /// Continue the VM of a snapshot: DIR[,memory=copy|map|userfaultfd][,order=FILE]. Memory is copied
+    /// before the guest runs; mapped from the file, base pages only; or copied when it is accessed,
+    /// which FILE records for the next time. Options of the VM are those of the snapshot
     #[arg(
         long,
         value_name = "DIR[,…]",

@@ -5,7 +5,7 @@
 //! --memory SIZE[,backing=…][,prefault=on][,shared=on][,align=…][,host-numa-node=N]
 //! --prefault stage2[,background=on]
 //! --disk PATH[,readonly=on]
-//! --restore DIR[,memory=copy|map]
+//! --restore DIR[,memory=copy|map|userfaultfd][,order=FILE]
 //! --net tap=NAME[,mac=…]
 //! --vsock cid=N
 //! ```
@@ -111,16 +111,31 @@ pub fn parse_prefault(text: &str) -> Result<Stage2Prefault, String> {
 
 /// Parses a disk. A path may contain commas, so only a final `readonly=` is an option.
 pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
-    let (directory, mode) = match text.rsplit_once(",memory=") {
-        None => (text, RestoreMode::default()),
-        Some((directory, "copy")) => (directory, RestoreMode::Copy),
-        Some((directory, "map")) => (directory, RestoreMode::Map),
-        Some((_, other)) => return Err(format!("memory={other}: use memory=copy or memory=map")),
-    };
+    let mut parts = text.split(',');
+    let directory = parts.next().unwrap_or_default();
     if directory.is_empty() {
-        return Err("the directory is missing: use DIR[,memory=copy|map]".to_owned());
+        return Err("the directory is missing: use DIR[,memory=…][,order=FILE]".to_owned());
     }
-    Ok(RestoreConfig { directory: directory.into(), mode })
+    let mut config =
+        RestoreConfig { directory: directory.into(), mode: RestoreMode::default(), order: None };
+    for part in parts {
+        match part.split_once('=') {
+            Some(("memory", "copy")) => config.mode = RestoreMode::Copy,
+            Some(("memory", "map")) => config.mode = RestoreMode::Map,
+            Some(("memory", "userfaultfd")) => config.mode = RestoreMode::OnDemand,
+            Some(("order", file)) => config.order = Some(file.into()),
+            _ => {
+                return Err(format!(
+                    "unknown option '{part}': use memory=copy, memory=map, memory=userfaultfd or \
+                     order=FILE"
+                ));
+            }
+        }
+    }
+    if config.order.is_some() && config.mode != RestoreMode::OnDemand {
+        return Err("order=FILE needs memory=userfaultfd".to_owned());
+    }
+    Ok(config)
 }
 
 pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {

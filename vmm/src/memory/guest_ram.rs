@@ -179,6 +179,14 @@ impl GuestRam {
         self.resident_pages()
     }
 
+    /// Collapses memory with transparent huge pages of a block.
+    pub(super) fn collapse_if_transparent(&self) -> Result<(), MemoryError> {
+        match self.plan().page_type() {
+            PageType::Transparent => self.mapping.collapse(),
+            _ => Ok(()),
+        }
+    }
+
     fn sum_by_page_size(&self, residency: &Residency) -> ResidentPages {
         let base = self.plan().base_page_size();
         let parts = [

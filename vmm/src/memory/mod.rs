@@ -20,9 +20,11 @@ mod guest_ram;
 mod host_pages;
 pub mod image;
 mod mapping;
+pub mod on_demand;
 mod pagemap;
 mod plan;
 mod residency;
+pub mod user_faults;
 
 pub use guest_ram::{GuestMemory, GuestRam, RamOptions};
 pub use host_pages::{HostPages, HugetlbPool};

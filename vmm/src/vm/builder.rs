@@ -38,7 +38,7 @@ use crate::{
         memslot::{DirtyMode, Memslot},
         stats::Statistics,
     },
-    memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions},
+    memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions, on_demand::OnDemand},
     scoped_thread::ScopedThread,
 };
 
@@ -71,6 +71,8 @@ pub struct Vm {
     pub controller: InterruptController,
     pub fd: VmFd,
     pub ipa_bits: u8,
+    /// The threads that fill memory on demand.
+    pub on_demand: Option<OnDemand>,
     /// Memory, one region for each zone of the configuration.
     pub memory: GuestMemory,
     pub statistics: Statistics,
@@ -114,7 +116,7 @@ pub fn build(
     let balloon = devices.add_virtio_devices(&config.devices, files, connections.console)?;
     let bus = Arc::new(devices.into_bus());
 
-    start.load(&memory, &bus, &vcpus)?;
+    let on_demand = start.load(&vm, &memory, &bus, &vcpus)?;
     let prefault = config
         .stage2_prefault
         .map(|mode| stage2_prefault::start(mode, &vm, &vcpus, &memory))
@@ -151,6 +153,7 @@ pub fn build(
         controller,
         fd: vm,
         ipa_bits,
+        on_demand,
         memory,
         statistics,
     })

@@ -145,6 +145,8 @@ pub enum RestoreMode {
     Copy,
     /// The file is mapped: a page is read at its first access, and copied at its first write.
     Map,
+    /// A page is copied at its first access, and the others beside the guest (userfaultfd).
+    OnDemand,
 }
 
 /// A snapshot to restore.
@@ -154,6 +156,9 @@ pub struct RestoreConfig {
     pub directory: PathBuf,
     /// Way in which memory takes its contents from the file.
     pub mode: RestoreMode,
+    /// File with the parts of memory that are copied first, of [`RestoreMode::OnDemand`]. If it is
+    /// missing or empty, the parts that this run accesses are written to it at its end.
+    pub order: Option<PathBuf>,
 }
 
 /// Options of a run that are not part of the VM.

@@ -14,14 +14,15 @@ use std::{
 use kvm_ioctls::Kvm;
 
 use super::{
-    config::{RestoreMode, VmConfig},
+    config::{RestoreConfig, RestoreMode, VmConfig},
     outcome::{VmError, failed},
-    snapshot::OpenSnapshot,
+    snapshot::{OpenSnapshot, OrderFile},
 };
 use crate::{
     arch::host,
     devices::virtio::{block::Disk, net::Tap, vsock::VsockBackend},
     kvm,
+    memory::user_faults::UserFaults,
 };
 
 /// A kernel or initramfs file.
@@ -67,7 +68,18 @@ pub enum StartFiles {
     /// Kernel and initramfs.
     Boot(BootFiles),
     /// A snapshot.
-    Restore(Box<OpenSnapshot>, RestoreMode),
+    Restore(Box<OpenSnapshot>, MemorySource),
+}
+
+/// Source of the memory of a restored VM.
+#[derive(Debug)]
+pub enum MemorySource {
+    /// The file is copied.
+    Copy,
+    /// The file is mapped.
+    Map,
+    /// The file is copied on demand, perhaps in a known order.
+    OnDemand(UserFaults, Option<OrderFile>),
 }
 
 impl StartFiles {
@@ -78,6 +90,25 @@ impl StartFiles {
             kernel: BootFile::open("--kernel", &config.kernel)?,
             initrd: initrd.map(|path| BootFile::open("--initrd", path)).transpose()?,
         }))
+    }
+
+    /// Opens a snapshot.
+    pub fn restore(config: &RestoreConfig) -> Result<Self, VmError> {
+        let snapshot = OpenSnapshot::open(&config.directory)?;
+        let memory = match config.mode {
+            RestoreMode::Copy => MemorySource::Copy,
+            RestoreMode::Map => MemorySource::Map,
+            RestoreMode::OnDemand => {
+                let faults = UserFaults::open().map_err(failed(
+                    "memory=userfaultfd needs root, or vm.unprivileged_userfaultfd=1, and a host \
+                     kernel with CONFIG_USERFAULTFD",
+                ))?;
+                let crc = snapshot.state.memory_crc;
+                let order = config.order.as_deref().map(|path| OrderFile::open(path, crc));
+                MemorySource::OnDemand(faults, order.transpose()?)
+            }
+        };
+        Ok(Self::Restore(Box::new(snapshot), memory))
     }
 }
 

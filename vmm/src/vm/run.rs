@@ -23,12 +23,12 @@ use super::{
     control::VmController,
     event_loop::EventLoop,
     fault_stalls::FaultStalls,
-    open_files::{OpenFiles, StartFiles},
+    open_files::{MemorySource, OpenFiles, StartFiles},
     outcome::{VmError, VmOutcome, failed},
     sandbox::restrict_file_access,
     seccomp::{ThreadRole, confine_optionally},
     signals::Signals,
-    snapshot::{OpenSnapshot, SnapshotDirectory},
+    snapshot::SnapshotDirectory,
     stats::{HostCounters, StatsReader, refreshed_stage2_table_bytes},
     terminal::Terminal,
     vcpu::RunState,
@@ -116,8 +116,12 @@ fn open_start(source: &VmSource) -> Result<(VmConfig, StartFiles), VmError> {
     Ok(match source {
         VmSource::Boot(config) => (VmConfig::clone(config), StartFiles::boot(config)?),
         VmSource::Restore(restore) => {
-            let snapshot = OpenSnapshot::open(&restore.directory)?;
-            (snapshot.state.config.clone(), StartFiles::Restore(Box::new(snapshot), restore.mode))
+            let start = StartFiles::restore(restore)?;
+            let config = match &start {
+                StartFiles::Restore(snapshot, _) => snapshot.state.config.clone(),
+                StartFiles::Boot(_) => VmConfig::default(),
+            };
+            (config, start)
         }
     })
 }
@@ -240,6 +244,7 @@ impl RunContext<'_> {
         let outcome = event_loop.run(&mut controller);
         let outcome = outcome.map_err(failed("waiting for the guest failed"))?;
         self.finish_stats(&mut controller, &outcome, start_time, stats_file)?;
+        self.write_order(&vm);
         drop(controller);
         drop(input);
         drop(vm);
@@ -314,6 +319,17 @@ impl RunContext<'_> {
         };
         let thread = self.signals.terminate_on_signal(terminate);
         thread.map_err(failed("waiting for signals failed"))
+    }
+
+    /// Writes the order of accesses to memory, if this run records it.
+    fn write_order(&self, vm: &Vm) {
+        if let StartFiles::Restore(_, MemorySource::OnDemand(_, Some(file))) = &self.files.start
+            && file.order().is_none()
+            && let Some(demand) = &vm.on_demand
+            && let Err(error) = file.write(&demand.recorded())
+        {
+            log::warn!("the order of accesses is lost: {error}");
+        }
     }
 
     /// Ends the last phase and writes the statistics of this boot.

@@ -6,17 +6,25 @@
 
 use std::{fs::File, sync::Arc};
 
+use granule_types::units::{Bytes, GuestAddress};
+use kvm_ioctls::VmFd;
+
 use super::{
-    config::{RestoreMode, VmConfig},
+    config::VmConfig,
     kernel_boot::KernelBoot,
-    open_files::{OpenFiles, StartFiles},
+    open_files::{MemorySource, OpenFiles, StartFiles},
     outcome::{VmError, failed},
-    snapshot::OpenSnapshot,
+    snapshot::{OpenSnapshot, OrderFile},
 };
 use crate::{
     arch::guest::{self, BootLayout, GuestVcpus},
     devices::Bus,
-    memory::{GuestMemory, image},
+    kvm::pre_fault::{Chunk, Stage2Populator},
+    memory::{
+        GuestMemory, MemoryError, image,
+        on_demand::{CLUSTER, OnDemand},
+        user_faults::UserFaults,
+    },
 };
 
 /// A start, before memory is allocated.
@@ -24,7 +32,7 @@ pub enum Start<'a> {
     /// A kernel boots.
     Boot(KernelBoot<'a>),
     /// The VM of a snapshot continues.
-    Restore(&'a OpenSnapshot, RestoreMode),
+    Restore(&'a OpenSnapshot, &'a MemorySource),
 }
 
 /// A start in allocated memory.
@@ -32,7 +40,7 @@ pub enum PlacedStart<'a> {
     /// A kernel at these places.
     Boot(KernelBoot<'a>, BootLayout),
     /// A snapshot whose zones are those of the memory.
-    Restore(&'a OpenSnapshot, RestoreMode),
+    Restore(&'a OpenSnapshot, &'a MemorySource),
 }
 
 impl<'a> Start<'a> {
@@ -40,14 +48,14 @@ impl<'a> Start<'a> {
     pub fn new(config: &VmConfig, files: &'a OpenFiles) -> Result<Self, VmError> {
         Ok(match &files.start {
             StartFiles::Boot(files) => Self::Boot(KernelBoot::new(files, config)?),
-            StartFiles::Restore(snapshot, mode) => Self::Restore(snapshot, *mode),
+            StartFiles::Restore(snapshot, source) => Self::Restore(snapshot, source),
         })
     }
 
     /// Returns the file that memory is mapped from, if it is.
     pub fn mapped_image(&self) -> Option<Arc<File>> {
         match self {
-            Self::Restore(snapshot, RestoreMode::Map) => Some(Arc::clone(&snapshot.memory)),
+            Self::Restore(snapshot, MemorySource::Map) => Some(Arc::clone(&snapshot.memory)),
             _ => None,
         }
     }
@@ -59,9 +67,9 @@ impl<'a> Start<'a> {
                 let layout = kernel.layout(memory)?;
                 PlacedStart::Boot(kernel, layout)
             }
-            Self::Restore(snapshot, mode) => {
+            Self::Restore(snapshot, source) => {
                 check_zones(snapshot, memory)?;
-                PlacedStart::Restore(snapshot, mode)
+                PlacedStart::Restore(snapshot, source)
             }
         })
     }
@@ -77,22 +85,83 @@ impl PlacedStart<'_> {
     }
 
     /// Sets the first state of memory, devices and vCPUs. The devices of a snapshot are suspended
-    /// afterwards.
-    pub fn load(self, memory: &GuestMemory, bus: &Bus, vcpus: &GuestVcpus) -> Result<(), VmError> {
-        match self {
-            Self::Boot(kernel, layout) => kernel.load(&layout, memory, bus, vcpus),
-            Self::Restore(snapshot, mode) => {
-                if mode == RestoreMode::Copy {
-                    load_memory(snapshot, memory)?;
-                }
-                let name = || snapshot.name.as_str();
-                bus.restore(&snapshot.state.devices).map_err(failed(name()))?;
-                // KVM reads tables of the interrupt controller from guest memory.
-                guest::restore_machine(&vcpus.fds, &vcpus.controller, &snapshot.state.machine)
-                    .map_err(failed(name()))
+    /// afterwards. Returns the threads that fill the memory beside the guest, if there are any.
+    pub fn load(
+        self,
+        vm: &VmFd,
+        memory: &GuestMemory,
+        bus: &Bus,
+        vcpus: &GuestVcpus,
+    ) -> Result<Option<OnDemand>, VmError> {
+        let (snapshot, source) = match self {
+            Self::Boot(kernel, layout) => {
+                return kernel.load(&layout, memory, bus, vcpus).map(|()| None);
             }
+            Self::Restore(snapshot, source) => (snapshot, source),
+        };
+        let name = || snapshot.name.as_str();
+        let on_demand = match source {
+            MemorySource::Map => None,
+            MemorySource::Copy => {
+                load_memory(snapshot, memory)?;
+                None
+            }
+            MemorySource::OnDemand(faults, file) => {
+                let on_demand = fill_on_demand(snapshot, faults, file.as_ref(), memory);
+                Some(on_demand.map_err(failed(name()))?)
+            }
+        };
+        bus.restore(&snapshot.state.devices).map_err(failed(name()))?;
+        // KVM reads tables of the interrupt controller from guest memory.
+        guest::restore_machine(&vcpus.fds, &vcpus.controller, &snapshot.state.machine)
+            .map_err(failed(name()))?;
+        if let MemorySource::OnDemand(_, Some(file)) = source {
+            populate_stage2(vm, vcpus, memory, file.order().unwrap_or_default())?;
         }
+        Ok(on_demand)
     }
+}
+
+fn fill_on_demand(
+    snapshot: &OpenSnapshot,
+    faults: &UserFaults,
+    file: Option<&OrderFile>,
+    memory: &GuestMemory,
+) -> Result<OnDemand, MemoryError> {
+    let faults = faults
+        .try_clone()
+        .map_err(|source| MemoryError::Image { operation: "read on demand", source })?;
+    let order = file.and_then(OrderFile::order);
+    // Without faults for all accesses, the order would not have them.
+    let records = file.is_some() && order.is_none();
+    let image = Arc::clone(&snapshot.memory);
+    OnDemand::start(faults, memory, image, order.unwrap_or_default(), !records)
+}
+
+/// Populates stage 2 of the parts that the guest accesses first, if the host's KVM can.
+fn populate_stage2(
+    vm: &VmFd,
+    vcpus: &GuestVcpus,
+    memory: &GuestMemory,
+    order: &[u64],
+) -> Result<(), VmError> {
+    let Some(mut populator) = Stage2Populator::new(vm) else {
+        return Ok(());
+    };
+    vcpus.fds.iter().take(1).try_for_each(|vcpu| populator.add_vcpu(vcpu))?;
+    for offset in order {
+        let region = image::file_offsets(memory)
+            .find(|(start, ram)| (*start..start + ram.size().0).contains(offset));
+        let Some((start, ram)) = region else { continue };
+        let page = ram.plan().page_size().0;
+        let (first, end) = (
+            (offset - start) / page * page,
+            (offset - start + CLUSTER).next_multiple_of(page).min(ram.size().0),
+        );
+        let chunk = Chunk { start: GuestAddress(ram.start().0 + first), size: Bytes(end - first) };
+        populator.populate_chunk(chunk)?;
+    }
+    Ok(())
 }
 
 fn check_zones(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmError> {

@@ -13,9 +13,11 @@
 //! [`directory`] defines the files, and [`state`] what the state contains.
 
 mod directory;
+mod order;
 mod state;
 
 pub use directory::{OpenSnapshot, SnapshotDirectory};
+pub use order::OrderFile;
 #[cfg(test)]
 pub(super) use state::testing;
 pub use state::{VmState, ZoneState};

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Memory that is filled from an [image](super::image) when it is first accessed.
+//!
+//! All regions are registered for [faults](super::user_faults) before anything accesses them. One
+//! thread answers the faults of vCPUs, devices and KVM; another one fills the other pages beside
+//! them. A page is filled once, by whichever is first: the kernel refuses to fill a page that exists.
+//! When all data is there, the regions are unregistered, so that the remaining pages are zero and
+//! later faults are the kernel's own.
+//!
+//! While a region is registered, the kernel maps no transparent huge page in it, by a fault or by a
+//! collapse, because that would hide missing pages. Regions with transparent huge pages are collapsed
+//! at the end.
+
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::{fd::AsFd as _, unix::fs::FileExt as _},
+    sync::Arc,
+};
+
+use granule_types::units::{Bytes, HostVirtAddr};
+use parking_lot::Mutex;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{
+    GuestMemory, GuestRam, MemoryError,
+    image::{file_data, file_offsets},
+    user_faults::UserFaults,
+};
+use crate::scoped_thread::{ScopedThread, borrow_event};
+
+/// Bytes that are filled at once for a fault on a page that is smaller.
+pub const CLUSTER: u64 = 64 << 10;
+
+/// Parts of an image, by offset in the file: multiples of [`CLUSTER`].
+pub type Order = Vec<u64>;
+
+/// Threads that fill memory. Drop the users of the memory before.
+#[derive(Debug)]
+pub struct OnDemand {
+    /// Declared first: the thread that fills other pages ends before faults are no longer answered.
+    _filler: Option<ScopedThread>,
+    _handler: ScopedThread,
+    recorded: Arc<Mutex<Order>>,
+}
+
+/// What fills pages.
+#[derive(Debug)]
+struct Source {
+    faults: UserFaults,
+    image: Arc<File>,
+    memory: GuestMemory,
+}
+
+impl OnDemand {
+    /// Registers all memory and starts to fill it. First fills `order`, before the call returns;
+    /// `fills_all` also fills the rest beside the guest.
+    ///
+    /// # Errors
+    /// The kernel refuses a call, or the image cannot be read.
+    pub fn start(
+        faults: UserFaults,
+        memory: &GuestMemory,
+        image: Arc<File>,
+        order: &[u64],
+        fills_all: bool,
+    ) -> Result<Self, MemoryError> {
+        let failed = |source| MemoryError::Image { operation: "read on demand", source };
+        let source = Arc::new(Source { faults, image, memory: memory.clone() });
+        for ram in memory.regions() {
+            source.faults.register(&ram.host_range()).map_err(failed)?;
+        }
+        for offset in order {
+            source.fill_cluster(*offset).map_err(failed)?;
+        }
+        let recorded = Arc::new(Mutex::new(Order::new()));
+        let (in_handler, record) = (Arc::clone(&source), Arc::clone(&recorded));
+        let handler = ScopedThread::start("fault-handler", move |stop| {
+            if let Err(error) = in_handler.answer_faults(stop, &record) {
+                log::error!("a page of the snapshot is missing, and the guest waits: {error}");
+            }
+        });
+        let handler = handler.map_err(failed)?;
+        let filler = fills_all.then(|| {
+            ScopedThread::start("memory-filler", move |stop| {
+                if let Err(error) = source.fill_all(|| stop.read().is_ok()) {
+                    log::warn!("the snapshot's memory is filled on demand only: {error}");
+                }
+            })
+        });
+        let filler = filler.transpose().map_err(failed)?;
+        Ok(Self { _filler: filler, _handler: handler, recorded })
+    }
+
+    /// Returns the clusters of all faults, in their order.
+    pub fn recorded(&self) -> Order {
+        self.recorded.lock().clone()
+    }
+}
+
+impl Source {
+    /// Answers faults until the stop.
+    fn answer_faults(&self, stop: &EventFd, record: &Mutex<Order>) -> io::Result<()> {
+        loop {
+            let mut fds = [self.faults.as_fd(), borrow_event(stop)]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+            if !fds[1].revents().is_empty() {
+                return Ok(());
+            }
+            while let Some(address) = self.faults.next()? {
+                self.answer(address, record)?;
+            }
+        }
+    }
+
+    /// Records the cluster of a fault and fills it.
+    fn answer(&self, address: HostVirtAddr, record: &Mutex<Order>) -> io::Result<()> {
+        let mut regions = file_offsets(&self.memory);
+        let Some((start, ram)) = regions.find(|(_, ram)| ram.host_range().contains(&address))
+        else {
+            return Ok(());
+        };
+        let offset = (start + address.0 - ram.host_address().0) / CLUSTER * CLUSTER;
+        record.lock().push(offset);
+        self.fill_cluster(offset)?;
+        // The page may exist since before the fault was read.
+        let page = address.0 / page_size(ram) * page_size(ram);
+        self.faults.wake(&(HostVirtAddr(page)..HostVirtAddr(page + page_size(ram))))
+    }
+
+    /// Fills what is missing of the cluster, or of the page that contains it, at an offset.
+    fn fill_cluster(&self, offset: u64) -> io::Result<()> {
+        for (start, ram) in file_offsets(&self.memory) {
+            let end = start + ram.size().0;
+            if (start..end).contains(&offset) {
+                let unit = page_size(ram).max(CLUSTER);
+                let first = start + (offset - start) / unit * unit;
+                self.fill(start, ram, first..(first + unit).min(end))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills all data, and then ends the faults. Stops earlier if `is_stopped` returns `true`.
+    fn fill_all(&self, is_stopped: impl Fn() -> bool) -> io::Result<()> {
+        for (start, ram) in file_offsets(&self.memory) {
+            for part in file_data(&self.image, start..start + ram.size().0)? {
+                let unit = page_size(ram).max(CLUSTER);
+                let first = start + (part.start - start) / unit * unit;
+                for offset in (first..part.end).step_by(usize::try_from(unit).unwrap_or(usize::MAX))
+                {
+                    if is_stopped() {
+                        return Ok(());
+                    }
+                    let end = (offset + unit).min(start + ram.size().0);
+                    self.fill(start, ram, offset..end)?;
+                }
+            }
+        }
+        for ram in self.memory.regions() {
+            self.faults.unregister(&ram.host_range())?;
+            if let Err(error) = ram.collapse_if_transparent() {
+                log::info!("memory stays in small pages: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills what is missing of a range of the file, which a region from `start` on contains.
+    fn fill(&self, start: u64, ram: &GuestRam, range: Range<u64>) -> io::Result<()> {
+        let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
+        self.image.read_exact_at(&mut bytes, range.start)?;
+        let to = ram.host_address().0 + range.start - start;
+        let page = usize::try_from(page_size(ram)).unwrap_or(usize::MAX);
+        let mut at = 0;
+        while at < bytes.len() {
+            at += match self.faults.fill(HostVirtAddr(to + at as u64), &bytes[at..]) {
+                Ok(filled) => filled,
+                Err(error) => match Errno::from_io_error(&error) {
+                    Some(Errno::EXIST) => page,
+                    // The mappings of the process have changed meanwhile.
+                    Some(Errno::AGAIN) => 0,
+                    // The range is no longer registered: its data is there.
+                    Some(Errno::NOENT) => return Ok(()),
+                    _ => return Err(error),
+                },
+            };
+        }
+        Ok(())
+    }
+}
+
+/// Returns the size of the pages that are filled as a whole, in bytes.
+const fn page_size(ram: &GuestRam) -> u64 {
+    let plan = ram.plan();
+    let Bytes(size) = if plan.is_hugetlb() { plan.page_size() } else { plan.base_page_size() };
+    size
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use granule_types::{testing::skip, units::GuestAddress};
+    use vm_memory::Bytes as _;
+
+    use super::*;
+    use crate::memory::{BackingPlan, HostPages, RamOptions, image};
+
+    const START: u64 = 0x4000_0000;
+    const SIZE: Bytes = Bytes::mib(8);
+
+    fn memory(backing: &str) -> Result<GuestMemory, MemoryError> {
+        let host = HostPages::of_this_host().unwrap();
+        let plan = BackingPlan::new(backing.parse().unwrap(), &host)?;
+        let ram = GuestRam::new(plan, &host, GuestAddress(START), SIZE, RamOptions::default())?;
+        GuestMemory::new(vec![ram])
+    }
+
+    /// Returns an image with a word at every third page, and faults, if the host has them.
+    fn image_and_faults() -> Option<(Arc<File>, UserFaults)> {
+        let faults = match UserFaults::open() {
+            Ok(faults) => faults,
+            Err(error) => {
+                skip(format_args!("userfaultfd: {error}"));
+                return None;
+            }
+        };
+        let saved = memory("anonymous").unwrap();
+        for page in (0..SIZE.0 / 4096).step_by(3) {
+            saved.map().write_obj(page + 1, GuestAddress(START + page * 4096)).unwrap();
+        }
+        let file = tempfile::tempfile().unwrap();
+        image::save(&saved, &file).unwrap();
+        Some((Arc::new(file), faults))
+    }
+
+    fn check_contents(memory: &GuestMemory, pages: impl Iterator<Item = u64>) {
+        for page in pages {
+            let word: u64 = memory.map().read_obj(GuestAddress(START + page * 4096)).unwrap();
+            let expected = if page.is_multiple_of(3) { page + 1 } else { 0 };
+            assert_eq!(word, expected, "{page}");
+        }
+    }
+
+    fn resident(memory: &GuestMemory) -> u64 {
+        memory.regions()[0].resident_pages().unwrap().resident_bytes.values().sum()
+    }
+
+    #[test]
+    fn accesses_fill_their_clusters_only_and_are_recorded() {
+        let Some((file, faults)) = image_and_faults() else { return };
+        let memory = memory("anonymous").unwrap();
+
+        let demand = OnDemand::start(faults, &memory, file, &[], false).unwrap();
+        check_contents(&memory, [3, 999, 4, 2047].into_iter());
+
+        let clusters = [0, 999 / 16 * CLUSTER, 2047 / 16 * CLUSTER];
+        assert_eq!(demand.recorded(), clusters);
+        assert_eq!(resident(&memory), 3 * CLUSTER);
+    }
+
+    #[test]
+    fn the_order_is_filled_before_the_first_access() {
+        let Some((file, faults)) = image_and_faults() else { return };
+        let memory = memory("anonymous").unwrap();
+
+        let order = [5 * CLUSTER, 9 * CLUSTER];
+        let demand = OnDemand::start(faults, &memory, file, &order, false).unwrap();
+
+        assert_eq!(resident(&memory), 2 * CLUSTER);
+        check_contents(&memory, (5 * 16..6 * 16).chain(9 * 16..10 * 16));
+        assert!(demand.recorded().is_empty());
+    }
+
+    #[test]
+    fn all_data_is_filled_beside_accesses_on_each_backing() {
+        for backing in ["anonymous", "anonymous_thp", "anonymous_hugetlb_2mb", "shmem"] {
+            let Some((file, faults)) = image_and_faults() else { return };
+            let memory = match memory(backing) {
+                Ok(memory) => memory,
+                Err(error) => {
+                    skip(format_args!("{backing}: {error}"));
+                    continue;
+                }
+            };
+
+            let demand = OnDemand::start(faults, &memory, file, &[], true).unwrap();
+            std::thread::scope(|scope| {
+                for first in 0..4 {
+                    let memory = &memory;
+                    scope.spawn(move || check_contents(memory, (first..2048).rev().step_by(4)));
+                }
+            });
+            // Written pages are not filled again.
+            memory.map().write_obj(7_u64, GuestAddress(START)).unwrap();
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while resident(&memory) < SIZE.0 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            drop(demand);
+
+            check_contents(&memory, 1..2048);
+            let word: u64 = memory.map().read_obj(GuestAddress(START)).unwrap();
+            assert_eq!(word, 7, "{backing}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! System calls of userfaultfd (`Documentation/admin-guide/mm/userfaultfd.rst`): a thread that
+//! accesses a missing page of a registered range waits until another one fills the page.
+//!
+//! The ioctls are defined here, because the crate for them needs libclang to be built.
+
+#![allow(missing_docs, reason = "the ioctl macros define undocumented functions")]
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    ops::Range,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use granule_types::units::HostVirtAddr;
+use rustix::mm::{UserfaultfdFlags, userfaultfd};
+use vmm_sys_util::{
+    ioctl::{ioctl_with_mut_ref, ioctl_with_ref},
+    ioctl_ior_nr, ioctl_iowr_nr,
+};
+
+const UFFDIO: u32 = 0xaa;
+/// Version of the interface, `UFFD_API`.
+const API: u64 = 0xaa;
+const REGISTER_MODE_MISSING: u64 = 1;
+/// Type of a message about a missing page, `UFFD_EVENT_PAGEFAULT`.
+const EVENT_PAGEFAULT: u8 = 0x12;
+const MESSAGE_SIZE: usize = 32;
+const ADDRESS_OFFSET: usize = 16;
+
+#[repr(C)]
+#[derive(Default)]
+struct ApiRequest {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RangeRequest {
+    start: u64,
+    length: u64,
+}
+
+#[repr(C)]
+struct RegisterRequest {
+    range: RangeRequest,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct CopyRequest {
+    to: u64,
+    from: u64,
+    length: u64,
+    mode: u64,
+    copied: i64,
+}
+
+ioctl_iowr_nr!(UFFDIO_API, UFFDIO, 0x3f, ApiRequest);
+ioctl_iowr_nr!(UFFDIO_REGISTER, UFFDIO, 0x00, RegisterRequest);
+ioctl_ior_nr!(UFFDIO_UNREGISTER, UFFDIO, 0x01, RangeRequest);
+ioctl_ior_nr!(UFFDIO_WAKE, UFFDIO, 0x02, RangeRequest);
+ioctl_iowr_nr!(UFFDIO_COPY, UFFDIO, 0x03, CopyRequest);
+
+/// Faults of this process on missing pages, of threads in user space and in the kernel.
+#[derive(Debug)]
+pub struct UserFaults(File);
+
+impl UserFaults {
+    /// Opens a file descriptor for faults.
+    ///
+    /// # Errors
+    /// The process lacks the privilege, or the kernel the feature.
+    pub fn open() -> io::Result<Self> {
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+        // SAFETY: no range is registered, so no memory of this process changes its behaviour.
+        let file = File::from(unsafe { userfaultfd(flags) }?);
+        let mut request = ApiRequest { api: API, ..ApiRequest::default() };
+        // SAFETY: the kernel reads and writes this request only.
+        check(unsafe { ioctl_with_mut_ref(&file, UFFDIO_API(), &mut request) })?;
+        Ok(Self(file))
+    }
+
+    /// Returns another file descriptor for the same faults.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
+    }
+
+    /// Reports faults on missing pages of a range from now on.
+    pub fn register(&self, range: &Range<HostVirtAddr>) -> io::Result<()> {
+        let mut request =
+            RegisterRequest { range: range_request(range), mode: REGISTER_MODE_MISSING, ioctls: 0 };
+        // SAFETY: the kernel reads and writes this request only; accesses to the range wait.
+        check(unsafe { ioctl_with_mut_ref(&self.0, UFFDIO_REGISTER(), &mut request) })
+    }
+
+    /// Ends the reports of a range: missing pages are zero. Threads that wait continue.
+    pub fn unregister(&self, range: &Range<HostVirtAddr>) -> io::Result<()> {
+        let request = range_request(range);
+        // SAFETY: the kernel reads this request only.
+        check(unsafe { ioctl_with_ref(&self.0, UFFDIO_UNREGISTER(), &request) })
+    }
+
+    /// Continues the threads that wait for pages of a range.
+    pub fn wake(&self, range: &Range<HostVirtAddr>) -> io::Result<()> {
+        let request = range_request(range);
+        // SAFETY: the kernel reads this request only.
+        check(unsafe { ioctl_with_ref(&self.0, UFFDIO_WAKE(), &request) })
+    }
+
+    /// Fills missing pages from `to` on with `bytes`, and continues the threads that wait for them.
+    /// Returns the number of bytes before a page that is not missing, or all.
+    ///
+    /// # Errors
+    /// The first page is not missing (`EEXIST`), or the kernel cannot fill it.
+    pub fn fill(&self, to: HostVirtAddr, bytes: &[u8]) -> io::Result<usize> {
+        let mut request = CopyRequest {
+            to: to.0,
+            from: bytes.as_ptr().addr() as u64,
+            length: bytes.len() as u64,
+            mode: 0,
+            copied: 0,
+        };
+        // SAFETY: the kernel reads `bytes` and this request, and writes missing pages only.
+        match check(unsafe { ioctl_with_mut_ref(&self.0, UFFDIO_COPY(), &mut request) }) {
+            Ok(()) => Ok(bytes.len()),
+            Err(error) => match usize::try_from(request.copied) {
+                Ok(copied @ 1..) => Ok(copied),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Returns the address of the next fault, or `None` if there is none at present.
+    pub fn next(&self) -> io::Result<Option<HostVirtAddr>> {
+        let mut message = [0; MESSAGE_SIZE];
+        match (&self.0).read_exact(&mut message) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            read => read?,
+        }
+        let address = message[ADDRESS_OFFSET..].first_chunk();
+        let address = address.map(|bytes| HostVirtAddr(u64::from_ne_bytes(*bytes)));
+        Ok(address.filter(|_| message[0] == EVENT_PAGEFAULT))
+    }
+}
+
+impl AsFd for UserFaults {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+const fn range_request(range: &Range<HostVirtAddr>) -> RangeRequest {
+    RangeRequest { start: range.start.0, length: range.end.0 - range.start.0 }
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
