@@ -77,14 +77,14 @@ fn last_round(output: &str) -> u32 {
 fn a_guest_continues_from_its_snapshot_on_each_backing() {
     let mut host = EmulatedHost::boot();
     host.prepare_guest(SHELL_FUNCTIONS);
-    host.run("echo 60 >/proc/sys/vm/nr_hugepages");
+    host.run("echo 110 >/proc/sys/vm/nr_hugepages");
     for (backing, modes) in [
         ("4k", ["", ",memory=map"]),
         ("thp", ["", ""]),
         ("2m", ["", ""]),
         ("4k,shared=on", ["", ""]),
     ] {
-        host.run(&format!("start --memory 112M,backing={backing}; rounds 2"));
+        host.run(&format!("start --memory 192M,backing={backing}; rounds 2"));
         let mut output = host.run("save");
         let mut round = last_round(&output);
         for mode in modes {
@@ -109,7 +109,7 @@ fn a_guest_continues_from_its_snapshot_on_each_backing() {
 fn what_does_not_fit_is_refused_and_the_snapshot_stays() {
     let mut host = EmulatedHost::boot();
     host.prepare_guest(SHELL_FUNCTIONS);
-    host.run("start --memory 112M; rounds 1");
+    host.run("start --memory 192M; rounds 1");
     let output = host.run("save");
     assert!(output.contains("data_bytes"), "{output}");
 
