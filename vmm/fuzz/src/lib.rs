@@ -10,6 +10,7 @@
 mod bus;
 mod devices;
 mod guest;
+mod snapshot;
 
 use std::io::Cursor;
 
@@ -38,6 +39,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { name: "balloon", run: devices::balloon },
     FuzzTarget { name: "bus", run: bus::run },
     FuzzTarget { name: "api", run: parse_api_request },
+    FuzzTarget { name: "snapshot", run: snapshot::run },
 ];
 
 /// Maximum size of an unpacked image, below the loader's limit so that runs are fast.

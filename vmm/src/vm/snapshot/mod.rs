@@ -10,7 +10,8 @@
 //! when it is read, and the interrupt controller's tables, which KVM writes to guest memory, are in
 //! it. What a device has raised without the guest's acknowledgement is raised again.
 //!
-//! [`directory`] defines the files, and [`state`] what the state contains.
+//! `directory.rs` defines the files, `state.rs` what the state contains, and `order.rs` the file of a
+//! guest's first accesses.
 
 mod directory;
 mod order;

@@ -37,8 +37,7 @@ impl OrderFile {
         let name = format!("order={}", path.display());
         let read = || -> io::Result<(File, String)> {
             let mut options = OpenOptions::new();
-            let file =
-                options.read(true).write(true).create(true).truncate(false).open(path)?;
+            let file = options.read(true).write(true).create(true).truncate(false).open(path)?;
             let mut text = String::new();
             (&file).take(MAX_SIZE).read_to_string(&mut text)?;
             Ok((file, text))
