@@ -49,7 +49,7 @@ pub struct OnDemand {
     recorded: Arc<Mutex<Order>>,
 }
 
-/// What fills pages.
+/// Faults, and the image and memory that answer them.
 #[derive(Debug)]
 struct Source {
     faults: UserFaults,
