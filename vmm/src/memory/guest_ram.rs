@@ -13,7 +13,8 @@ use granule_types::{
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
 
 use super::{
-    BackingPlan, HostPages, MemoryError, PageType, Residency, block_size, mapping::Mapping, pagemap,
+    BackingPlan, HostPages, MemoryError, PageMap, PageType, Residency, block_size,
+    mapping::Mapping, pagemap,
 };
 
 /// A region of guest memory.
@@ -106,8 +107,8 @@ impl GuestRam {
     }
 
     /// Returns the parts that have contents, as offsets; others are zero.
-    pub(super) fn data_ranges(&self) -> Result<Vec<Range<u64>>, MemoryError> {
-        self.mapping.data_ranges()
+    pub(super) fn data_ranges(&self, pages: &PageMap) -> Result<Vec<Range<u64>>, MemoryError> {
+        self.mapping.data_ranges(pages)
     }
 
     /// Returns the plan of the backing.

@@ -12,7 +12,7 @@ use granule_types::units::{Bytes, GuestAddress};
 use rustix::{fs::SeekFrom, io::Errno};
 use vm_memory::Bytes as _;
 
-use super::{GuestMemory, GuestRam, MemoryError};
+use super::{GuestMemory, GuestRam, MemoryError, PageMap};
 
 /// Granule in which zeros are recognised. Offsets in the file are multiples of it.
 const PAGE: usize = 4096;
@@ -32,13 +32,17 @@ pub struct ImageData {
 ///
 /// # Errors
 /// The file cannot be written, or the pages that exist cannot be determined.
-pub fn save(memory: &GuestMemory, file: &File) -> Result<ImageData, MemoryError> {
+pub fn save(
+    memory: &GuestMemory,
+    page_map: &PageMap,
+    file: &File,
+) -> Result<ImageData, MemoryError> {
     let failed = |source| MemoryError::Image { operation: "written", source };
     file.set_len(size(memory).0).map_err(failed)?;
     let mut pages = Pages::default();
     let mut buffer = vec![0; CHUNK];
     for (start, ram) in file_offsets(memory) {
-        for part in ram.data_ranges()? {
+        for part in ram.data_ranges(page_map)? {
             for (offset, length) in chunks(part) {
                 let bytes = &mut buffer[..length];
                 memory
@@ -180,6 +184,10 @@ mod tests {
 
     const START: GuestAddress = GuestAddress(0x4000_0000);
 
+    fn page_map() -> PageMap {
+        PageMap::open().unwrap()
+    }
+
     /// Returns memory of 8M, or skips the backing if the host lacks it.
     fn memory(backing: &str) -> Option<GuestMemory> {
         let host = HostPages::of_this_host().unwrap();
@@ -206,7 +214,7 @@ mod tests {
             }
             let file = tempfile::tempfile().unwrap();
 
-            let written = save(&saved, &file).unwrap();
+            let written = save(&saved, &page_map(), &file).unwrap();
             let read = load(&restored, &file).unwrap();
 
             assert_eq!((written.bytes, written), (Bytes(4 * PAGE as u64), read), "{backing}");
@@ -222,7 +230,7 @@ mod tests {
         let memory = memory("anonymous").unwrap();
         memory.map().write_obj(1_u8, START).unwrap();
 
-        save(&memory, &tempfile::tempfile().unwrap()).unwrap();
+        save(&memory, &page_map(), &tempfile::tempfile().unwrap()).unwrap();
 
         let resident = memory.regions()[0].resident_pages().unwrap().resident_bytes;
         assert_eq!(resident.values().sum::<u64>(), PAGE as u64);
@@ -233,7 +241,7 @@ mod tests {
         let memory = memory("anonymous").unwrap();
         memory.map().write_obj(1_u8, START).unwrap();
         let file = tempfile::tempfile().unwrap();
-        let written = save(&memory, &file).unwrap();
+        let written = save(&memory, &page_map(), &file).unwrap();
 
         file.write_all_at(&[5], 0x3000).unwrap();
         let changed = load(&memory, &file).unwrap();
@@ -250,7 +258,7 @@ mod tests {
         let saved = memory("anonymous").unwrap();
         saved.map().write_obj(3_u64, GuestAddress(START.0 + 0x5000)).unwrap();
         let file = tempfile::tempfile().unwrap();
-        let written = save(&saved, &file).unwrap();
+        let written = save(&saved, &page_map(), &file).unwrap();
         let host = HostPages::of_this_host().unwrap();
         let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
         let image = (Arc::new(file.try_clone().unwrap()), 0);
@@ -263,7 +271,7 @@ mod tests {
         assert_eq!(value, 3);
         assert_eq!(load(&saved, &file).unwrap(), written);
         // An image of mapped memory also has pages that were not touched.
-        let again = save(&mapped, &tempfile::tempfile().unwrap()).unwrap();
+        let again = save(&mapped, &page_map(), &tempfile::tempfile().unwrap()).unwrap();
         assert_eq!(again.bytes, Bytes(2 * PAGE as u64));
     }
 }

@@ -14,7 +14,7 @@ use std::{fs::File, io, iter, ops::Range, ptr, sync::Arc, thread};
 use granule_types::units::{Bytes, GuestAddress, HostVirtAddr};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
-use super::{BackingPlan, MemoryError, image::file_data, pagemap::existing_pages};
+use super::{BackingPlan, MemoryError, image::file_data, pagemap::PageMap};
 
 /// `madvise` advice of Linux 6.1 and later, which some C libraries do not define.
 const MADV_COLLAPSE: i32 = 25;
@@ -282,7 +282,7 @@ impl Mapping {
     }
 
     /// Returns the parts that have contents, as offsets; others are zero.
-    pub fn data_ranges(&self) -> Result<Vec<Range<u64>>, MemoryError> {
+    pub fn data_ranges(&self, pages: &PageMap) -> Result<Vec<Range<u64>>, MemoryError> {
         let size = self.len as u64;
         match &self.memfd {
             _ if self.image.is_some() => Ok(iter::once(0..size).collect()),
@@ -293,7 +293,7 @@ impl Mapping {
             _ => {
                 let start = self.memory.addr() as u64;
                 let range = HostVirtAddr(start)..HostVirtAddr(start + size);
-                existing_pages(&range, self.plan.base_page_size())
+                pages.existing_pages(&range, self.plan.base_page_size())
             }
         }
     }

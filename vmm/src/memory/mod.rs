@@ -28,6 +28,7 @@ pub mod user_faults;
 
 pub use guest_ram::{GuestMemory, GuestRam, RamOptions};
 pub use host_pages::{HostPages, HugetlbPool};
+pub use pagemap::PageMap;
 pub use plan::BackingPlan;
 pub use residency::{Residency, kib_field};
 

@@ -211,7 +211,7 @@ mod tests {
     use vm_memory::Bytes as _;
 
     use super::*;
-    use crate::memory::{BackingPlan, HostPages, RamOptions, image};
+    use crate::memory::{BackingPlan, HostPages, PageMap, RamOptions, image};
 
     const START: u64 = 0x4000_0000;
     const SIZE: Bytes = Bytes::mib(8);
@@ -237,7 +237,7 @@ mod tests {
             saved.map().write_obj(page + 1, GuestAddress(START + page * 4096)).unwrap();
         }
         let file = tempfile::tempfile().unwrap();
-        image::save(&saved, &file).unwrap();
+        image::save(&saved, &PageMap::open().unwrap(), &file).unwrap();
         Some((Arc::new(file), faults))
     }
 

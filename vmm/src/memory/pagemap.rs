@@ -7,12 +7,13 @@
 //! kernel shows only to processes with CAP_SYS_ADMIN. A page of a size is an aligned range of present base
 //! pages whose frames are aligned and contiguous.
 
-use std::{fs::File, ops::Range, os::unix::fs::FileExt, path::PathBuf};
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 
 use granule_types::units::{Bytes, HostVirtAddr};
 
 use super::MemoryError;
 
+const PATH: &str = "/proc/self/pagemap";
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const FRAME: u64 = (1 << 55) - 1;
@@ -34,7 +35,7 @@ pub fn bytes_in_pages(
     let end = range.end.0 / size.0 * size.0 / base.0;
     let words_of_page = usize::try_from(size.0 / base.0).unwrap_or(usize::MAX);
     let (mut pages, mut is_hidden) = (0, false);
-    read_words(first..end, |_, entries| {
+    PageMap::open()?.read_words(first..end, |_, entries| {
         is_hidden |= entries.iter().any(|entry| entry & PRESENT != 0 && entry & FRAME == 0);
         let whole = entries.chunks_exact(words_of_page).filter(|entries| is_one_page(entries));
         pages += whole.count() as u64;
@@ -42,47 +43,65 @@ pub fn bytes_in_pages(
     Ok((!is_hidden).then_some(Bytes(pages * size.0)))
 }
 
-/// Returns the parts of a range that have pages, present or in swap, as offsets from its start.
-///
-/// # Errors
-/// The file cannot be read.
-pub fn existing_pages(
-    range: &Range<HostVirtAddr>,
-    base: Bytes,
-) -> Result<Vec<Range<u64>>, MemoryError> {
-    let first = range.start.0 / base.0;
-    let mut parts: Vec<Range<u64>> = Vec::new();
-    read_words(first..range.end.0 / base.0, |word, entries| {
-        for (page, entry) in (word - first..).zip(entries) {
-            let start = page * base.0;
-            match parts.last_mut() {
-                _ if entry & (PRESENT | SWAPPED) == 0 => {}
-                Some(last) if last.end == start => last.end = start + base.0,
-                _ => parts.push(start..start + base.0),
+/// The page map of this process. A process that has changed its user can read one that it has opened
+/// before, and not open another one.
+#[derive(Debug)]
+pub struct PageMap(File);
+
+impl PageMap {
+    /// Opens the page map.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn open() -> Result<Self, MemoryError> {
+        File::open(PATH).map(Self).map_err(unreadable)
+    }
+
+    /// Returns the parts of a range that have pages, present or in swap, as offsets from its start.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(super) fn existing_pages(
+        &self,
+        range: &Range<HostVirtAddr>,
+        base: Bytes,
+    ) -> Result<Vec<Range<u64>>, MemoryError> {
+        let first = range.start.0 / base.0;
+        let mut parts: Vec<Range<u64>> = Vec::new();
+        self.read_words(first..range.end.0 / base.0, |word, entries| {
+            for (page, entry) in (word - first..).zip(entries) {
+                let start = page * base.0;
+                match parts.last_mut() {
+                    _ if entry & (PRESENT | SWAPPED) == 0 => {}
+                    Some(last) if last.end == start => last.end = start + base.0,
+                    _ => parts.push(start..start + base.0),
+                }
             }
+        })?;
+        Ok(parts)
+    }
+
+    /// Reads the words of a range of pages, and passes them on in parts, each with its first page.
+    fn read_words(
+        &self,
+        pages: Range<u64>,
+        mut use_words: impl FnMut(u64, &[u64]),
+    ) -> Result<(), MemoryError> {
+        let mut buffer = vec![0; WORDS * WORD];
+        for word in pages.clone().step_by(WORDS) {
+            let count = usize::try_from(pages.end - word).unwrap_or(WORDS).min(WORDS);
+            let bytes = &mut buffer[..count * WORD];
+            self.0.read_exact_at(bytes, word * WORD as u64).map_err(unreadable)?;
+            let (words, _) = bytes.as_chunks();
+            let entries: Vec<u64> = words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+            use_words(word, &entries);
         }
-    })?;
-    Ok(parts)
+        Ok(())
+    }
 }
 
-/// Reads the words of a range of pages, and passes them on in parts, each with its first page.
-fn read_words(
-    pages: Range<u64>,
-    mut use_words: impl FnMut(u64, &[u64]),
-) -> Result<(), MemoryError> {
-    let path = PathBuf::from("/proc/self/pagemap");
-    let unreadable = |source| MemoryError::Read { path: path.clone(), source };
-    let file = File::open(&path).map_err(unreadable)?;
-    let mut buffer = vec![0; WORDS * WORD];
-    for word in pages.clone().step_by(WORDS) {
-        let count = usize::try_from(pages.end - word).unwrap_or(WORDS).min(WORDS);
-        let bytes = &mut buffer[..count * WORD];
-        file.read_exact_at(bytes, word * WORD as u64).map_err(unreadable)?;
-        let (words, _) = bytes.as_chunks();
-        let entries: Vec<u64> = words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
-        use_words(word, &entries);
-    }
-    Ok(())
+fn unreadable(source: io::Error) -> MemoryError {
+    MemoryError::Read { path: PATH.into(), source }
 }
 
 /// Returns whether words of the page map are those of one page.

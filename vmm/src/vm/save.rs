@@ -53,7 +53,7 @@ fn save_paused(
     let vcpus: Vec<_> = vcpus.iter().map(|vcpu| &**vcpu).collect();
     let machine = guest::save_machine(&vcpus, &vm.controller)?;
     let (name, file) = directory.create_memory()?;
-    let data = image::save(&vm.memory, &file)
+    let data = image::save(&vm.memory, &directory.page_map, &file)
         .map_err(failed(format!("{} {name}", directory.description())))?;
     let regions = vm.memory.regions();
     let zones = regions.iter().map(|ram| ZoneState { start: ram.start().0, size: ram.size() });

@@ -150,7 +150,7 @@ fn save_snapshots(directory: &SnapshotDirectory) {
         };
         let memory = allocate_memory(&[zone], None).unwrap();
         let (name, file) = directory.create_memory().unwrap();
-        image::save(&memory, &file).unwrap();
+        image::save(&memory, &directory.page_map, &file).unwrap();
         directory.commit(&file, &small_state(name)).unwrap();
     }
 }

@@ -27,6 +27,7 @@ use super::{
     super::outcome::{VmError, failed},
     VmState,
 };
+use crate::memory::PageMap;
 
 const STATE_NAME: &str = "state.jsonl";
 const PARTIAL_STATE_NAME: &str = "state.partial";
@@ -38,6 +39,8 @@ const MAX_STATE_SIZE: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct SnapshotDirectory {
     file: File,
+    /// The page map, which a process that has changed its user cannot open.
+    pub(in super::super) page_map: PageMap,
     /// Option and path, for error messages.
     name: String,
 }
@@ -58,7 +61,7 @@ impl SnapshotDirectory {
             Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
         };
         let file = open().map_err(failed(name.as_str()))?;
-        Ok(Self { file, name })
+        Ok(Self { file, page_map: PageMap::open()?, name })
     }
 
     /// Returns option and path.
