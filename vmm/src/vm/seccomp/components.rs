@@ -3,7 +3,7 @@
 //! `granule run` uses.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{self, Read as _, Write as _},
     os::unix::net::UnixStream,
     path::Path,
@@ -15,6 +15,7 @@ use std::{
 use granule_types::{backing::Backing, record::HostInfo, units::Bytes};
 use parking_lot::Mutex;
 use serde_json::json;
+use vm_memory::Bytes as _;
 use vmm_sys_util::{
     eventfd::EventFd,
     signal::{SIGRTMIN, register_signal_handler},
@@ -22,6 +23,7 @@ use vmm_sys_util::{
 
 use super::{ThreadRole, confine_optionally};
 use crate::{
+    arch::MEMORY_START,
     devices::{
         Serial,
         console_input::PipeSink,
@@ -34,7 +36,7 @@ use crate::{
         },
     },
     kvm::stats::Statistics,
-    memory::image,
+    memory::{image, on_demand::OnDemand, user_faults::UserFaults},
     vm::{
         api::{ApiServer, BoundSocket},
         boot_stats::{BootStats, StatsFile},
@@ -61,12 +63,21 @@ pub(super) fn run_components(folder: &Path) {
         io::read_to_string(client).unwrap()
     });
     let snapshots = SnapshotDirectory::open(&folder.join("snapshots")).unwrap();
-    run_confined(bound, disk, stats, &snapshots);
+    // The host may lack userfaultfd, or the privilege for it.
+    let faults = UserFaults::open().ok();
+    run_confined(bound, disk, stats, &snapshots, faults);
     assert!(client.join().unwrap().contains("running"));
 }
 
 /// Confines the calling thread as the main thread and runs all components.
-fn run_confined(socket: BoundSocket, disk: Disk, stats: StatsFile, snapshots: &SnapshotDirectory) {
+fn run_confined(
+    socket: BoundSocket,
+    disk: Disk,
+    stats: StatsFile,
+    snapshots: &SnapshotDirectory,
+    faults: Option<UserFaults>,
+) {
+    let image = Arc::new(tempfile::tempfile().unwrap());
     let signals = Signals::block().unwrap();
     let api = ApiServer::serve(socket, || confine_optionally(true, ThreadRole::Api)).unwrap();
     ThreadRole::Main.confine().unwrap();
@@ -82,7 +93,7 @@ fn run_confined(socket: BoundSocket, disk: Disk, stats: StatsFile, snapshots: &S
     request.respond((200, json!({ "state": "running" }).into()));
     run_console();
     allocate_guest_memory();
-    save_snapshots(snapshots);
+    save_and_restore(snapshots, &image, faults);
     let disk = Driver::new(Box::new(Block::new(disk, "disk0")));
     let entropy = Driver::new(Box::new(Rng));
     let balloon = Driver::new(Box::new(Balloon::default()));
@@ -138,21 +149,37 @@ fn allocate_guest_memory() {
     }
 }
 
-/// Writes a snapshot twice, so that the first one is removed.
-fn save_snapshots(directory: &SnapshotDirectory) {
-    for _ in 0..2 {
-        let zone = MemoryZone {
-            size: Bytes::mib(4),
-            backing: Backing::Shmem,
-            prefault: true,
-            alignment: None,
-            node: None,
-        };
-        let memory = allocate_memory(&[zone], None).unwrap();
+/// Writes a snapshot twice, so that the first one is removed, and reads it in each way.
+fn save_and_restore(directory: &SnapshotDirectory, image: &Arc<File>, faults: Option<UserFaults>) {
+    let zone = |backing| MemoryZone {
+        size: Bytes::mib(4),
+        backing,
+        prefault: false,
+        alignment: None,
+        node: None,
+    };
+    for backing in [Backing::Shmem, Backing::Anonymous] {
+        let memory = allocate_memory(&[zone(backing)], None).unwrap();
+        memory.map().write_obj(7_u64, MEMORY_START).unwrap();
         let (name, file) = directory.create_memory().unwrap();
         image::save(&memory, &directory.page_map, &file).unwrap();
         directory.commit(&file, &small_state(name)).unwrap();
+        image::save(&memory, &directory.page_map, image).unwrap();
     }
+    let copied = allocate_memory(&[zone(Backing::Shmem)], None).unwrap();
+    image::load(&copied, image).unwrap();
+    let zones = [zone(Backing::Anonymous)];
+    let mapped = allocate_memory(&zones, Some(Arc::clone(image))).unwrap();
+    let mut restored = vec![copied, mapped];
+    let demand = faults.map(|faults| {
+        let memory = allocate_memory(&zones, None).unwrap();
+        restored.push(memory.clone());
+        OnDemand::start(faults, &memory, Arc::clone(image), &[], true).unwrap()
+    });
+    for memory in restored {
+        assert_eq!(memory.map().read_obj::<u64>(MEMORY_START).unwrap(), 7);
+    }
+    drop(demand);
 }
 
 /// Activates and drives devices, as a vCPU thread does for the guest's stores.

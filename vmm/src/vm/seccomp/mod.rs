@@ -97,6 +97,7 @@ const MAIN_CALLS: &[AllowedCall] = &[
     (libc::SYS_openat, "/proc and /sys files, snapshots"),
     (libc::SYS_perf_event_open, "event counters after a reboot"),
     (libc::SYS_pipe2, "input of the virtio console"),
+    (libc::SYS_pwrite64, "snapshots"),
     (libc::SYS_renameat, "snapshots"),
     (libc::SYS_readlinkat, "backtrace of a panic"),
     (libc::SYS_seccomp, "narrower filters of other threads"),
