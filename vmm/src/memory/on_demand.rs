@@ -16,7 +16,10 @@ use std::{
     io,
     ops::Range,
     os::{fd::AsFd as _, unix::fs::FileExt as _},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use granule_types::units::{Bytes, HostVirtAddr};
@@ -37,7 +40,8 @@ use crate::scoped_thread::{ScopedThread, borrow_event};
 /// Bytes that are filled at once for a fault on a page that is smaller.
 pub const CLUSTER: u64 = 64 << 10;
 
-/// Parts of an image, by offset in the file: multiples of [`CLUSTER`].
+/// Parts of an image, by offset in the file: each is the start of a page or of [`CLUSTER`] bytes of
+/// its region.
 pub type Order = Vec<u64>;
 
 /// Threads that fill memory. Drop the users of the memory before.
@@ -47,6 +51,7 @@ pub struct OnDemand {
     _filler: Option<ScopedThread>,
     _handler: ScopedThread,
     recorded: Arc<Mutex<Order>>,
+    is_complete: Arc<AtomicBool>,
 }
 
 /// Faults, and the image and memory that answer them.
@@ -59,7 +64,8 @@ struct Source {
 
 impl OnDemand {
     /// Registers all memory and starts to fill it. First fills `order`, before the call returns;
-    /// `fills_all` also fills the rest beside the guest.
+    /// `fills_all` also fills the rest beside the guest. `on_failure` is called if a fault cannot be
+    /// answered: the thread that accesses the page then waits forever.
     ///
     /// # Errors
     /// The kernel refuses a call, or the image cannot be read.
@@ -69,6 +75,7 @@ impl OnDemand {
         image: Arc<File>,
         order: &[u64],
         fills_all: bool,
+        on_failure: impl Fn(io::Error) + Send + 'static,
     ) -> Result<Self, MemoryError> {
         let failed = |source| MemoryError::Image { operation: "read on demand", source };
         let source = Arc::new(Source { faults, image, memory: memory.clone() });
@@ -82,19 +89,29 @@ impl OnDemand {
         let (in_handler, record) = (Arc::clone(&source), Arc::clone(&recorded));
         let handler = ScopedThread::start("fault-handler", move |stop| {
             if let Err(error) = in_handler.answer_faults(stop, &record) {
-                log::error!("a page of the snapshot is missing, and the guest waits: {error}");
+                on_failure(error);
             }
         });
         let handler = handler.map_err(failed)?;
+        let is_complete = Arc::new(AtomicBool::new(false));
+        let done = Arc::clone(&is_complete);
         let filler = fills_all.then(|| {
             ScopedThread::start("memory-filler", move |stop| {
-                if let Err(error) = source.fill_all(|| stop.read().is_ok()) {
-                    log::warn!("the snapshot's memory is filled on demand only: {error}");
+                match source.fill_all(|| stop.read().is_ok()) {
+                    Ok(is_done) => done.store(is_done, Ordering::Release),
+                    Err(error) => {
+                        log::warn!("the snapshot's memory is filled on demand only: {error}");
+                    }
                 }
             })
         });
         let filler = filler.transpose().map_err(failed)?;
-        Ok(Self { _filler: filler, _handler: handler, recorded })
+        Ok(Self { _filler: filler, _handler: handler, recorded, is_complete })
+    }
+
+    /// Returns whether all data is in memory, so that missing pages are zero.
+    pub fn is_complete(&self) -> bool {
+        self.is_complete.load(Ordering::Acquire)
     }
 
     /// Returns the clusters of all faults, in their order.
@@ -126,9 +143,10 @@ impl Source {
         else {
             return Ok(());
         };
-        let offset = (start + address.0 - ram.host_address().0) / CLUSTER * CLUSTER;
-        record.lock().push(offset);
-        self.fill_cluster(offset)?;
+        let unit = page_size(ram).max(CLUSTER);
+        let first = (address.0 - ram.host_address().0) / unit * unit;
+        record.lock().push(start + first);
+        self.fill(start, ram, start + first..start + (first + unit).min(ram.size().0))?;
         // The page may exist since before the fault was read.
         let page = address.0 / page_size(ram) * page_size(ram);
         self.faults.wake(&(HostVirtAddr(page)..HostVirtAddr(page + page_size(ram))))
@@ -147,8 +165,8 @@ impl Source {
         Ok(())
     }
 
-    /// Fills all data, and then ends the faults. Stops earlier if `is_stopped` returns `true`.
-    fn fill_all(&self, is_stopped: impl Fn() -> bool) -> io::Result<()> {
+    /// Fills all data, and then ends the faults. Returns whether it did, and was not stopped.
+    fn fill_all(&self, is_stopped: impl Fn() -> bool) -> io::Result<bool> {
         for (start, ram) in file_offsets(&self.memory) {
             for part in file_data(&self.image, start..start + ram.size().0)? {
                 let unit = page_size(ram).max(CLUSTER);
@@ -156,7 +174,7 @@ impl Source {
                 for offset in (first..part.end).step_by(usize::try_from(unit).unwrap_or(usize::MAX))
                 {
                     if is_stopped() {
-                        return Ok(());
+                        return Ok(false);
                     }
                     let end = (offset + unit).min(start + ram.size().0);
                     self.fill(start, ram, offset..end)?;
@@ -169,7 +187,7 @@ impl Source {
                 log::info!("memory stays in small pages: {error}");
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Fills what is missing of a range of the file, which a region from `start` on contains.
@@ -241,6 +259,10 @@ mod tests {
         Some((Arc::new(file), faults))
     }
 
+    fn fail(error: io::Error) {
+        panic!("{error}");
+    }
+
     fn check_contents(memory: &GuestMemory, pages: impl Iterator<Item = u64>) {
         for page in pages {
             let word: u64 = memory.map().read_obj(GuestAddress(START + page * 4096)).unwrap();
@@ -258,7 +280,7 @@ mod tests {
         let Some((file, faults)) = image_and_faults() else { return };
         let memory = memory("anonymous").unwrap();
 
-        let demand = OnDemand::start(faults, &memory, file, &[], false).unwrap();
+        let demand = OnDemand::start(faults, &memory, file, &[], false, fail).unwrap();
         check_contents(&memory, [3, 999, 4, 2047].into_iter());
 
         let clusters = [0, 999 / 16 * CLUSTER, 2047 / 16 * CLUSTER];
@@ -272,7 +294,7 @@ mod tests {
         let memory = memory("anonymous").unwrap();
 
         let order = [5 * CLUSTER, 9 * CLUSTER];
-        let demand = OnDemand::start(faults, &memory, file, &order, false).unwrap();
+        let demand = OnDemand::start(faults, &memory, file, &order, false, fail).unwrap();
 
         assert_eq!(resident(&memory), 2 * CLUSTER);
         check_contents(&memory, (5 * 16..6 * 16).chain(9 * 16..10 * 16));
@@ -291,7 +313,7 @@ mod tests {
                 }
             };
 
-            let demand = OnDemand::start(faults, &memory, file, &[], true).unwrap();
+            let demand = OnDemand::start(faults, &memory, file, &[], true, fail).unwrap();
             std::thread::scope(|scope| {
                 for first in 0..4 {
                     let memory = &memory;
@@ -310,5 +332,40 @@ mod tests {
             let word: u64 = memory.map().read_obj(GuestAddress(START)).unwrap();
             assert_eq!(word, 7, "{backing}");
         }
+    }
+
+    #[test]
+    fn regions_of_any_size_are_filled() {
+        let Ok(faults) = UserFaults::open() else {
+            return skip("userfaultfd is not available");
+        };
+        let host = HostPages::of_this_host().unwrap();
+        let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
+        let regions = |pages: [u64; 2]| {
+            let mut start = START;
+            let rams = pages.map(|pages| {
+                let (at, size) = (GuestAddress(start), Bytes(pages * 4096));
+                start += size.0;
+                GuestRam::new(plan.clone(), &host, at, size, RamOptions::default()).unwrap()
+            });
+            GuestMemory::new(rams.into()).unwrap()
+        };
+        let (saved, restored) = (regions([37, 50]), regions([37, 50]));
+        for page in 0..87 {
+            saved.map().write_obj(page + 1, GuestAddress(START + page * 4096)).unwrap();
+        }
+        let file = tempfile::tempfile().unwrap();
+        image::save(&saved, &PageMap::open().unwrap(), &file).unwrap();
+
+        let order = [37 * 4096];
+        let demand =
+            OnDemand::start(faults, &restored, Arc::new(file), &order, false, fail).unwrap();
+
+        for page in (0..87).rev() {
+            let word: u64 = restored.map().read_obj(GuestAddress(START + page * 4096)).unwrap();
+            assert_eq!(word, page + 1);
+        }
+        assert!(!demand.recorded().contains(&order[0]));
+        assert!(!demand.is_complete());
     }
 }

@@ -17,7 +17,7 @@ use super::{
     open_files::OpenFiles,
     outcome::{VmError, failed},
     stage2_prefault,
-    start::Start,
+    start::{Start, resume_devices},
     vcpu::{RunControl, VcpuContext},
     vcpu_threads::VcpuThreads,
 };
@@ -75,6 +75,8 @@ pub struct Vm {
     pub on_demand: Option<OnDemand>,
     /// Memory, one region for each zone of the configuration.
     pub memory: GuestMemory,
+    /// Limits threads of devices by seccomp.
+    pub confines_threads: bool,
     pub statistics: Statistics,
 }
 
@@ -88,9 +90,13 @@ pub fn build(
     kvm::check_vcpu_count(&files.kvm, config.vcpus.saturating_add(has_helper.into()))?;
     let interrupts = interrupt_count(&config.devices)?;
     let start = Start::new(config, files)?;
-    let memory = allocate_memory(&config.memory, start.mapped_image())
+    let populates = !start.fills_on_demand();
+    let zones = config.memory.iter();
+    let zones = zones.map(|zone| MemoryZone { prefault: zone.prefault && populates, ..*zone });
+    let memory = allocate_memory(&zones.collect::<Vec<_>>(), start.mapped_image())
         .map_err(failed("guest memory cannot be allocated"))?;
     let start = start.with_memory(&memory)?;
+    let is_restored = start.ipa_bits().is_some();
 
     let ipa_bits = start.ipa_bits().or(config.ipa_bits);
     let (vm, ipa_bits) =
@@ -140,8 +146,9 @@ pub fn build(
     let controller = vcpus.controller;
     let vcpus = VcpuThreads::start(vcpus.fds, context, connections.confines_vcpus)
         .map_err(failed("the vCPU threads cannot be started"))?;
-    // Devices of a snapshot are suspended.
-    bus.resume();
+    if is_restored {
+        resume_devices(&bus, connections.confines_vcpus)?;
+    }
     Ok(Vm {
         _prefault: prefault,
         vcpus,
@@ -155,6 +162,7 @@ pub fn build(
         ipa_bits,
         on_demand,
         memory,
+        confines_threads: connections.confines_vcpus,
         statistics,
     })
 }

@@ -178,6 +178,11 @@ impl<'a> VmController<'a> {
         let Some(directory) = self.snapshots else {
             return error_response(409, "the run has no directory: start it with --snapshot DIR");
         };
+        if self.vm.on_demand.as_ref().is_some_and(|memory| !memory.is_complete()) {
+            let reason = "memory is still in the snapshot that this VM was restored from: try again, \
+                          or restore it without a new order=FILE";
+            return error_response(409, reason);
+        }
         match save::save(self.vm, self.config, directory) {
             Ok(saved) => {
                 let sizes = json!({ "memory_bytes": saved.memory.0, "data_bytes": saved.data.0 });

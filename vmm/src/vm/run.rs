@@ -74,7 +74,7 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
         .measures_fault_stalls
         .then(|| FaultStalls::open().map_err(failed("--fault-stalls needs root and a tracefs")))
         .transpose()?;
-    let api = confine_process(options, socket)?;
+    let api = confine_process(options, socket, snapshots.as_ref())?;
     let output = console_io::start_console_output(options.is_sandboxed)
         .map_err(failed("opening the console output failed"))?;
     let mut start_time = options.start_time;
@@ -148,6 +148,7 @@ fn option_and_path(option: &str, path: &Path) -> String {
 fn confine_process(
     options: &RunOptions,
     socket: Option<BoundSocket>,
+    directory: Option<&SnapshotDirectory>,
 ) -> Result<Option<ApiServer>, VmError> {
     const CONFINE_ERROR: &str = "the process cannot be confined";
     let confine = options.is_sandboxed;
@@ -163,6 +164,9 @@ fn confine_process(
     if let Some(identity) = options.identity {
         if let Some(socket) = &socket {
             socket.set_owner(identity).map_err(failed(option_and_path("--api-socket", path)))?;
+        }
+        if let Some(directory) = directory {
+            directory.set_owner(identity).map_err(failed(directory.description()))?;
         }
         identity.drop_privileges().map_err(failed("privileges cannot be dropped"))?;
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Takes a [snapshot](super::snapshot) of a VM.
 
+use std::{collections::BTreeMap, fs::File};
+
 use granule_types::units::Bytes;
 
 use super::{
@@ -8,9 +10,14 @@ use super::{
     config::VmConfig,
     outcome::{VmError, failed},
     snapshot::{SnapshotDirectory, VmState, ZoneState},
+    start::resume_devices,
     vcpu::RunState,
 };
-use crate::{arch::guest, memory::image};
+use crate::{
+    arch::{MachineState, guest},
+    devices::DeviceState,
+    memory::image,
+};
 
 /// Sizes of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,12 +40,15 @@ pub fn save(
 ) -> Result<SavedSizes, VmError> {
     let requested = vm.vcpus.requested_state();
     vm.vcpus.pause();
-    let saved = save_paused(vm, config, directory);
-    vm.bus.resume();
+    let saved = match vm.vcpus.has_ended() {
+        true => Err(VmError::Refused("the guest has ended and cannot be saved".to_owned())),
+        false => save_paused(vm, config, directory),
+    };
+    let resumed = resume_devices(&vm.bus, vm.confines_threads);
     if requested == RunState::Running {
         vm.vcpus.request(RunState::Running);
     }
-    saved
+    resumed.and(saved)
 }
 
 fn save_paused(
@@ -53,7 +63,19 @@ fn save_paused(
     let vcpus: Vec<_> = vcpus.iter().map(|vcpu| &**vcpu).collect();
     let machine = guest::save_machine(&vcpus, &vm.controller)?;
     let (name, file) = directory.create_memory()?;
-    let data = image::save(&vm.memory, &directory.page_map, &file)
+    write_files(vm, config, directory, (name.clone(), &file), devices, machine)
+        .inspect_err(|_| directory.discard_memory(&name))
+}
+
+fn write_files(
+    vm: &Vm,
+    config: &VmConfig,
+    directory: &SnapshotDirectory,
+    (name, file): (String, &File),
+    devices: BTreeMap<String, DeviceState>,
+    machine: MachineState,
+) -> Result<SavedSizes, VmError> {
+    let data = image::save(&vm.memory, &directory.page_map, file)
         .map_err(failed(format!("{} {name}", directory.description())))?;
     let regions = vm.memory.regions();
     let zones = regions.iter().map(|ram| ZoneState { start: ram.start().0, size: ram.size() });
@@ -68,7 +90,7 @@ fn save_paused(
         devices,
         machine,
     };
-    directory.commit(&file, &state)?;
+    directory.commit(file, &state)?;
     let memory = Bytes(regions.iter().map(|ram| ram.size().0).sum());
     Ok(SavedSizes { memory, data: data.bytes })
 }

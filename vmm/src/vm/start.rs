@@ -4,7 +4,7 @@
 //! [`Start`] is created before there is memory, because a missing kernel is reported first, and
 //! [`PlacedStart`] when memory exists but the VM does not.
 
-use std::{fs::File, sync::Arc};
+use std::{fs::File, io, process, sync::Arc, thread};
 
 use granule_types::units::{Bytes, GuestAddress};
 use kvm_ioctls::VmFd;
@@ -14,7 +14,9 @@ use super::{
     kernel_boot::KernelBoot,
     open_files::{MemorySource, OpenFiles, StartFiles},
     outcome::{VmError, failed},
+    seccomp::{ThreadRole, confine_optionally},
     snapshot::{OpenSnapshot, OrderFile},
+    terminal,
 };
 use crate::{
     arch::guest::{self, BootLayout, GuestVcpus},
@@ -58,6 +60,12 @@ impl<'a> Start<'a> {
             Self::Restore(snapshot, MemorySource::Map) => Some(Arc::clone(&snapshot.memory)),
             _ => None,
         }
+    }
+
+    /// Returns whether memory must not be populated before it is filled: a page that exists is not
+    /// filled.
+    pub const fn fills_on_demand(&self) -> bool {
+        matches!(self, Self::Restore(_, MemorySource::OnDemand(..)))
     }
 
     /// Checks that the start fits the memory.
@@ -135,7 +143,27 @@ fn fill_on_demand(
     // Without faults for all accesses, the order would not have them.
     let records = file.is_some() && order.is_none();
     let image = Arc::clone(&snapshot.memory);
-    OnDemand::start(faults, memory, image, order.unwrap_or_default(), !records)
+    OnDemand::start(faults, memory, image, order.unwrap_or_default(), !records, end_process)
+}
+
+/// Ends the process, whose vCPUs cannot be stopped while they wait for a page.
+fn end_process(error: io::Error) {
+    terminal::restore();
+    eprintln!("granule: a page of the snapshot cannot be read: {error}");
+    process::exit(1)
+}
+
+/// Continues the work of suspended devices, whose threads have the filter of a vCPU's thread with
+/// `confine`, as when the guest starts them.
+pub fn resume_devices(bus: &Bus, confine: bool) -> Result<(), VmError> {
+    let resume = || {
+        confine_optionally(confine, ThreadRole::Vcpu)?;
+        bus.resume();
+        Ok(())
+    };
+    let resumed = thread::scope(|scope| scope.spawn(resume).join());
+    let panicked = |_| Err(io::Error::other("the thread panicked"));
+    resumed.unwrap_or_else(panicked).map_err(failed("the devices cannot continue"))
 }
 
 /// Populates stage 2 of the parts that the guest accesses first, if the host's KVM can.

@@ -77,13 +77,19 @@ pub struct RunControl {
 struct ControlState {
     requested_state: RunState,
     paused_vcpus: usize,
+    /// Set when a vCPU has ended, which counts as paused.
+    has_ended: bool,
 }
 
 impl RunControl {
     /// Returns the run control of `vcpu_count` vCPUs, with a pause requested.
     pub const fn new(vcpu_count: usize) -> Self {
         Self {
-            state: Mutex::new(ControlState { requested_state: RunState::Paused, paused_vcpus: 0 }),
+            state: Mutex::new(ControlState {
+                requested_state: RunState::Paused,
+                paused_vcpus: 0,
+                has_ended: false,
+            }),
             state_changed: Condvar::new(),
             vcpu_count,
         }
@@ -103,6 +109,11 @@ impl RunControl {
         drop(state);
         self.state_changed.notify_all();
         true
+    }
+
+    /// Returns whether a vCPU has ended, so that the guest cannot continue.
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.lock().has_ended
     }
 
     /// Waits until all vCPUs have paused, or another state is requested.
@@ -128,6 +139,7 @@ impl RunControl {
     /// Blocks the thread of a vCPU that has ended until a stop is requested.
     pub(super) fn wait_until_stopped(&self) {
         let mut state = self.state.lock();
+        state.has_ended = true;
         self.count_paused(&mut state);
         self.state_changed
             .wait_while(&mut state, |state| state.requested_state != RunState::Stopped);

@@ -86,6 +86,11 @@ impl VcpuThreads {
         self.context.control.wait_until_paused();
     }
 
+    /// Returns whether a vCPU has ended, so that the guest cannot continue.
+    pub fn has_ended(&self) -> bool {
+        self.context.control.has_ended()
+    }
+
     /// Locks all vCPUs, which must be paused, in their order.
     pub fn lock(&self) -> Vec<MutexGuard<'_, VcpuFd>> {
         self.fds.iter().map(|fd| fd.lock()).collect()

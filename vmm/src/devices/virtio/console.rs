@@ -73,11 +73,10 @@ impl VirtioDevice for Console {
             if chain.length(Direction::Readable) > MAX_OUTPUT_SIZE {
                 return Err(DeviceError::Request("its output is larger than 1M"));
             }
-            // A reset by the driver discards its requests.
             if let Some(output) = &self.output_buffer
                 && !output.wait_for_space(|| stop.load(Ordering::Relaxed))
             {
-                return Ok(0);
+                return Err(DeviceError::Stopped);
             }
             let mut bytes = [0; CHUNK_SIZE];
             let mut offset = 0;

@@ -45,6 +45,9 @@ pub enum DeviceError {
     /// Error returned for an invalid request.
     #[error("the driver's request is invalid: {0}")]
     Request(&'static str),
+    /// Stop of the device before a request was served, which is available again.
+    #[error("the device was stopped within a request")]
+    Stopped,
     /// Error of a call on the host.
     #[error("{operation}: {source}")]
     HostCall {
@@ -131,6 +134,11 @@ pub trait VirtioDevice: Send {
 
     /// Handles one of [`VirtioDevice::backend_fds`] that is readable or has an error.
     fn process_backend(&mut self, _queues: &mut Queues) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Writes to the host's storage what completed requests have changed, before a snapshot.
+    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 

@@ -94,7 +94,8 @@ impl Queue {
         Ok(self.rings.enable_notification(self.memory.map())?)
     }
 
-    /// Passes each available chain to `serve`, which returns the number of bytes it wrote.
+    /// Passes each available chain to `serve`, which returns the number of bytes it wrote, or
+    /// [`DeviceError::Stopped`] if the chain stays available.
     pub(super) fn serve_available(
         &mut self,
         mut serve: impl FnMut(&DescriptorChain) -> Result<usize, DeviceError>,
@@ -103,7 +104,13 @@ impl Queue {
         loop {
             self.rings.disable_notification(self.memory.map())?;
             while let Some(chain) = self.pop()? {
-                let written = serve(&chain)?;
+                let written = match serve(&chain) {
+                    Err(DeviceError::Stopped) => {
+                        self.undo_pop();
+                        return Ok(());
+                    }
+                    served => served?,
+                };
                 self.complete(chain.head_index, written)?;
                 remaining -= 1;
                 if remaining == 0 || self.stop_flag.load(Ordering::Relaxed) {

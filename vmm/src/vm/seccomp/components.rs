@@ -174,7 +174,7 @@ fn save_and_restore(directory: &SnapshotDirectory, image: &Arc<File>, faults: Op
     let demand = faults.map(|faults| {
         let memory = allocate_memory(&zones, None).unwrap();
         restored.push(memory.clone());
-        OnDemand::start(faults, &memory, Arc::clone(image), &[], true).unwrap()
+        OnDemand::start(faults, &memory, Arc::clone(image), &[], true, |_| {}).unwrap()
     });
     for memory in restored {
         assert_eq!(memory.map().read_obj::<u64>(MEMORY_START).unwrap(), 7);

@@ -14,6 +14,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write as _},
+    os::unix::fs::fchown,
     path::Path,
     sync::Arc,
 };
@@ -24,7 +25,10 @@ use rustix::{
 };
 
 use super::{
-    super::outcome::{VmError, failed},
+    super::{
+        outcome::{VmError, failed},
+        privileges::Identity,
+    },
     VmState,
 };
 use crate::memory::PageMap;
@@ -39,6 +43,7 @@ const MAX_STATE_SIZE: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct SnapshotDirectory {
     file: File,
+    is_new: bool,
     /// The page map, which a process that has changed its user cannot open.
     pub(in super::super) page_map: PageMap,
     /// Option and path, for error messages.
@@ -53,15 +58,15 @@ impl SnapshotDirectory {
     pub fn open(path: &Path) -> Result<Self, VmError> {
         let name = format!("--snapshot {}", path.display());
         let open = || {
-            match fs::create_dir(path) {
+            let is_new = match fs::create_dir(path) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
-            }
+                created => created.is_ok(),
+            };
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
+            Ok((File::from(rustix::fs::open(path, flags, Mode::empty())?), is_new))
         };
-        let file = open().map_err(failed(name.as_str()))?;
-        Ok(Self { file, page_map: PageMap::open()?, name })
+        let (file, is_new) = open().map_err(failed(name.as_str()))?;
+        Ok(Self { file, is_new, page_map: PageMap::open()?, name })
     }
 
     /// Returns option and path.
@@ -72,7 +77,9 @@ impl SnapshotDirectory {
     /// Creates a file for the memory of the next snapshot. Returns its name and the file.
     pub(in super::super) fn create_memory(&self) -> Result<(String, File), VmError> {
         let create = || {
-            let next = self.memory_numbers()?.into_iter().max().map_or(0, |last| last + 1);
+            let last = self.memory_numbers()?.into_iter().max();
+            let next = last.map_or(Some(0), |last| last.checked_add(1));
+            let next = next.ok_or_else(|| io::Error::other("a memory file has the last number"))?;
             let name = format!("{MEMORY_PREFIX}{next}");
             let file = self.create(&name)?;
             Ok((name, file))
@@ -91,11 +98,32 @@ impl SnapshotDirectory {
             let mut file = self.create(PARTIAL_STATE_NAME)?;
             file.write_all(state.to_text()?.as_bytes())?;
             file.sync_data()?;
-            rustix::fs::renameat(&self.file, PARTIAL_STATE_NAME, &self.file, STATE_NAME)?;
-            self.file.sync_data()
+            Ok(rustix::fs::renameat(&self.file, PARTIAL_STATE_NAME, &self.file, STATE_NAME)?)
         };
         commit().map_err(self.failed())?;
-        self.remove_other_memory(&state.memory).map_err(self.failed())
+        // The snapshot is the new one from here on. The earlier memory is removed when that is certain
+        // on the disk, too.
+        let finished = self.file.sync_data().and_then(|()| self.remove_other_memory(&state.memory));
+        if let Err(error) = finished {
+            log::warn!("{}: the earlier snapshot is not removed: {error}", self.name);
+        }
+        Ok(())
+    }
+
+    /// Removes the memory file of a snapshot that was not committed.
+    pub(in super::super) fn discard_memory(&self, name: &str) {
+        if let Err(error) = self.remove(name) {
+            log::warn!("{} {name}: {error}", self.name);
+        }
+    }
+
+    /// Makes the directory accessible to a user, if this process has created it.
+    pub(in super::super) fn set_owner(&self, identity: Identity) -> io::Result<()> {
+        let Identity { user, group } = identity;
+        match self.is_new {
+            true => fchown(&self.file, Some(user), Some(group)),
+            false => Ok(()),
+        }
     }
 
     fn remove_other_memory(&self, kept: &str) -> io::Result<()> {

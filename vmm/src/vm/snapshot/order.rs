@@ -13,9 +13,11 @@ use std::{
 };
 
 use super::super::outcome::{VmError, failed};
-use crate::memory::on_demand::{CLUSTER, Order};
+use crate::memory::on_demand::Order;
 
 const FORMAT: &str = "granule.order/1";
+/// Smallest page, of which offsets are multiples.
+const PAGE: u64 = 4096;
 /// Maximum size: the parts of some terabytes.
 const MAX_SIZE: u64 = 1 << 30;
 
@@ -75,7 +77,7 @@ fn parse(text: &str, memory_crc: u32) -> Result<Order, String> {
         return Err("it is not the order file of this snapshot: remove it to record it".to_owned());
     };
     let offset = |line: &str| {
-        let offset = line.parse().ok().filter(|offset: &u64| offset.is_multiple_of(CLUSTER));
+        let offset = line.parse().ok().filter(|offset: &u64| offset.is_multiple_of(PAGE));
         offset.ok_or_else(|| format!("'{line}' is not an offset: remove the file to record it"))
     };
     lines.lines().map(offset).collect()
@@ -94,9 +96,9 @@ mod tests {
 
         let first = OrderFile::open(&path, 7).unwrap();
         assert_eq!(first.order(), None);
-        first.write(&[3 * CLUSTER, 0, 3 * CLUSTER]).unwrap();
+        first.write(&[3 * PAGE, 0, 3 * PAGE]).unwrap();
 
-        assert_eq!(OrderFile::open(&path, 7).unwrap().order().unwrap(), [3 * CLUSTER, 0]);
+        assert_eq!(OrderFile::open(&path, 7).unwrap().order().unwrap(), [3 * PAGE, 0]);
     }
 
     #[test]

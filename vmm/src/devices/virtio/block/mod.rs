@@ -205,6 +205,10 @@ impl Block {
 }
 
 impl VirtioDevice for Block {
+    fn flush(&mut self) -> io::Result<()> {
+        self.disk.flush()
+    }
+
     fn properties(&self) -> DeviceProperties {
         let access: &[u32] = match self.disk.is_read_only {
             true => &[VIRTIO_BLK_F_RO],

@@ -61,8 +61,13 @@ impl Transport {
             },
             other => other,
         };
-        if let Activity::Lost = self.device {
-            return Err("its thread has failed".to_owned());
+        match &mut self.device {
+            Activity::Lost => return Err("its thread has failed".to_owned()),
+            // Memory may refer to what the guest has written.
+            Activity::Suspended(context) => {
+                context.device.flush().map_err(|error| format!("it cannot be flushed: {error}"))?;
+            }
+            Activity::Inactive(_) | Activity::Active(_) => {}
         }
         Ok(DeviceState::Virtio(self.state()))
     }
