@@ -57,7 +57,12 @@ rounds() {
 }
 save() {
     request 'POST /v1/pause' >/dev/null
-    request 'POST /v1/snapshot'
+    # Memory that is filled on demand must be there.
+    for attempt in 1 2 3 4 5 6 7 8 9 10; do
+        request 'POST /v1/snapshot' | tee /tmp/answer
+        grep -q 'memory is still' /tmp/answer || break
+        sleep 1
+    done
     request 'POST /v1/stop' >/dev/null
     wait $pid; echo "status=$?"
     grep -a 'has ended\|differs\|granule:' /tmp/out | tail -n 4
@@ -79,10 +84,10 @@ fn a_guest_continues_from_its_snapshot_on_each_backing() {
     host.prepare_guest(SHELL_FUNCTIONS);
     host.run("echo 110 >/proc/sys/vm/nr_hugepages");
     for (backing, modes) in [
-        ("4k", ["", ",memory=map"]),
-        ("thp", ["", ""]),
-        ("2m", ["", ""]),
-        ("4k,shared=on", ["", ""]),
+        ("4k", [",memory=map", ",memory=userfaultfd"]),
+        ("thp", ["", ",memory=userfaultfd"]),
+        ("2m", [",memory=userfaultfd", ""]),
+        ("4k,shared=on", ["", ",memory=userfaultfd"]),
     ] {
         host.run(&format!("start --memory 192M,backing={backing}; rounds 2"));
         let mut output = host.run("save");
