@@ -130,6 +130,8 @@ pub struct Args {
     /// created if it does not exist
     #[arg(long, value_name = "DIR", requires = "api_socket")]
     snapshot: Option<PathBuf>,
+    // Clap would print escapes of the brackets.
+    #[allow(rustdoc::broken_intra_doc_links, reason = "not links")]
     /// Continue the VM of a snapshot: DIR[,memory=copy|map|userfaultfd][,order=FILE]. Memory is copied
     /// before the guest runs; mapped from the file, base pages only; or copied when it is accessed,
     /// which FILE records for the next time. Options of the VM are those of the snapshot
