@@ -143,17 +143,6 @@ pub(crate) fn write_stdout(text: &str) -> io::Result<()> {
     }
 }
 
-/// Returns an error and its causes as one line.
-pub(crate) fn error_text(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
-}
-
 /// Prints an error and its causes, each on its own line.
 pub(crate) fn print_error(error: &dyn Error) {
     eprintln!("granule: {error}");

@@ -5,10 +5,10 @@ use std::fmt;
 
 use clap::ValueEnum;
 use granule_pgtable_test::pgtable_vm::{CountedEvents, KvmConfig, KvmMachine};
-use granule_types::{backing::Backing, units::Bytes};
+use granule_types::{backing::Backing, error_text, units::Bytes};
 use granule_vmm::memory::{BackingPlan, HostPages};
 
-use crate::{bench::values::DirtyLogOption, error_text};
+use crate::bench::values::DirtyLogOption;
 
 /// Mode of dirty logging with its chunk size of eager page splitting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

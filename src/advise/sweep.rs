@@ -13,6 +13,7 @@ use granule_pgtable_test::{
     machine::{Machine, MachineError},
 };
 use granule_types::{
+    error_text,
     phase::Phase,
     record::{Record, ResidentPages},
     units::{Bytes, Nanoseconds},
@@ -20,10 +21,7 @@ use granule_types::{
 use granule_vmm::memory::kib_field;
 
 use super::candidates::{Candidate, LeftOut};
-use crate::{
-    bench::{Args, PreparedRun},
-    error_text,
-};
+use crate::bench::{Args, PreparedRun};
 
 /// Gauge of `create` with the time that the host took to populate the memory before it.
 const POPULATE_GAUGE: &str = "populate_ns";

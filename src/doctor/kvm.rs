@@ -4,7 +4,7 @@
 use std::{fs, path::Path};
 
 use granule_pgtable_test::pgtable_vm::{CountedEvents, KvmConfig, KvmMachine};
-use granule_types::{backing::Backing, units::Bytes};
+use granule_types::{backing::Backing, error_text, units::Bytes};
 use granule_vmm::{
     arch::{
         HostLimits,
@@ -16,7 +16,6 @@ use granule_vmm::{
 };
 
 use super::check::{Check, Group, Status};
-use crate::error_text;
 
 /// Memory of the guest for which the remedies reserve hugetlb pages.
 const EXAMPLE_GUEST: Bytes = Bytes::gib(1);

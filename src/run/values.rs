@@ -116,14 +116,13 @@ pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
     if directory.is_empty() {
         return Err("the directory is missing: use DIR[,memory=…][,order=FILE]".to_owned());
     }
-    let mut config =
-        RestoreConfig { directory: directory.into(), mode: RestoreMode::default(), order: None };
+    let (mut mode, mut order) = (RestoreMode::default(), None);
     for part in parts {
         match part.split_once('=') {
-            Some(("memory", "copy")) => config.mode = RestoreMode::Copy,
-            Some(("memory", "map")) => config.mode = RestoreMode::Map,
-            Some(("memory", "userfaultfd")) => config.mode = RestoreMode::OnDemand,
-            Some(("order", file)) => config.order = Some(file.into()),
+            Some(("memory", "copy")) => mode = RestoreMode::Copy,
+            Some(("memory", "map")) => mode = RestoreMode::Map,
+            Some(("memory", "userfaultfd")) => mode = RestoreMode::OnDemand { order: None },
+            Some(("order", file)) => order = Some(file.into()),
             _ => {
                 return Err(format!(
                     "unknown option '{part}': use memory=copy, memory=map, memory=userfaultfd or \
@@ -132,10 +131,12 @@ pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
             }
         }
     }
-    if config.order.is_some() && config.mode != RestoreMode::OnDemand {
-        return Err("order=FILE needs memory=userfaultfd".to_owned());
-    }
-    Ok(config)
+    let mode = match (mode, order) {
+        (RestoreMode::OnDemand { .. }, order) => RestoreMode::OnDemand { order },
+        (mode, None) => mode,
+        (_, Some(_)) => return Err("order=FILE needs memory=userfaultfd".to_owned()),
+    };
+    Ok(RestoreConfig { directory: directory.into(), mode })
 }
 
 pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {

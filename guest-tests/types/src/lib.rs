@@ -9,11 +9,24 @@ pub mod phase;
 pub mod record;
 pub mod units;
 
+use std::error::Error;
+
 pub use phase::mark;
 use rand_xoshiro::{
     SplitMix64,
     rand_core::{Rng as _, SeedableRng as _},
 };
+
+/// Returns an error and its causes as one line.
+pub fn error_text(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
 
 /// Returns the first output of the generator `SplitMix64` with this seed, each bit of which depends
 /// on all bits of `seed`. All versions of this crate return the same value for a seed.

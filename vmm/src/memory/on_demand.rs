@@ -32,7 +32,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     GuestMemory, GuestRam, MemoryError,
-    image::{file_data, file_offsets},
+    image::{file_data, file_offsets, region_at},
     user_faults::UserFaults,
 };
 use crate::scoped_thread::{ScopedThread, borrow_event};
@@ -82,9 +82,7 @@ impl OnDemand {
         for ram in memory.regions() {
             source.faults.register(&ram.host_range()).map_err(failed)?;
         }
-        for offset in order {
-            source.fill_cluster(*offset).map_err(failed)?;
-        }
+        source.fill_order(order).map_err(failed)?;
         let recorded = Arc::new(Mutex::new(Order::new()));
         let (in_handler, record) = (Arc::clone(&source), Arc::clone(&recorded));
         let handler = ScopedThread::start("fault-handler", move |stop| {
@@ -123,6 +121,7 @@ impl OnDemand {
 impl Source {
     /// Answers faults until the stop.
     fn answer_faults(&self, stop: &EventFd, record: &Mutex<Order>) -> io::Result<()> {
+        let mut buffer = Vec::new();
         loop {
             let mut fds = [self.faults.as_fd(), borrow_event(stop)]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -131,35 +130,37 @@ impl Source {
                 return Ok(());
             }
             while let Some(address) = self.faults.next()? {
-                self.answer(address, record)?;
+                self.answer(address, record, &mut buffer)?;
             }
         }
     }
 
-    /// Records the cluster of a fault and fills it.
-    fn answer(&self, address: HostVirtAddr, record: &Mutex<Order>) -> io::Result<()> {
+    /// Records the part of a fault and fills it.
+    fn answer(
+        &self,
+        address: HostVirtAddr,
+        record: &Mutex<Order>,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<()> {
         let mut regions = file_offsets(&self.memory);
         let Some((start, ram)) = regions.find(|(_, ram)| ram.host_range().contains(&address))
         else {
             return Ok(());
         };
-        let unit = page_size(ram).max(CLUSTER);
-        let first = (address.0 - ram.host_address().0) / unit * unit;
-        record.lock().push(start + first);
-        self.fill(start, ram, start + first..start + (first + unit).min(ram.size().0))?;
+        let part = part_at(ram, address.0 - ram.host_address().0);
+        record.lock().push(start + part.start);
+        self.fill(start, ram, part, buffer)?;
         // The page may exist since before the fault was read.
         let page = address.0 / page_size(ram) * page_size(ram);
         self.faults.wake(&(HostVirtAddr(page)..HostVirtAddr(page + page_size(ram))))
     }
 
-    /// Fills what is missing of the cluster, or of the page that contains it, at an offset.
-    fn fill_cluster(&self, offset: u64) -> io::Result<()> {
-        for (start, ram) in file_offsets(&self.memory) {
-            let end = start + ram.size().0;
-            if (start..end).contains(&offset) {
-                let unit = page_size(ram).max(CLUSTER);
-                let first = start + (offset - start) / unit * unit;
-                self.fill(start, ram, first..(first + unit).min(end))?;
+    /// Fills what is missing of the parts at these offsets of the file.
+    fn fill_order(&self, order: &[u64]) -> io::Result<()> {
+        let mut buffer = Vec::new();
+        for offset in order {
+            if let Some((start, ram)) = region_at(&self.memory, *offset) {
+                self.fill(start, ram, part_at(ram, offset - start), &mut buffer)?;
             }
         }
         Ok(())
@@ -167,17 +168,17 @@ impl Source {
 
     /// Fills all data, and then ends the faults. Returns whether it did, and was not stopped.
     fn fill_all(&self, is_stopped: impl Fn() -> bool) -> io::Result<bool> {
+        let mut buffer = Vec::new();
         for (start, ram) in file_offsets(&self.memory) {
-            for part in file_data(&self.image, start..start + ram.size().0)? {
-                let unit = page_size(ram).max(CLUSTER);
-                let first = start + (part.start - start) / unit * unit;
-                for offset in (first..part.end).step_by(usize::try_from(unit).unwrap_or(usize::MAX))
-                {
+            for data in file_data(&self.image, start..start + ram.size().0)? {
+                let mut at = data.start;
+                while at < data.end {
                     if is_stopped() {
                         return Ok(false);
                     }
-                    let end = (offset + unit).min(start + ram.size().0);
-                    self.fill(start, ram, offset..end)?;
+                    let part = part_at(ram, at - start);
+                    at = start + part.end;
+                    self.fill(start, ram, part, &mut buffer)?;
                 }
             }
         }
@@ -190,15 +191,21 @@ impl Source {
         Ok(true)
     }
 
-    /// Fills what is missing of a range of the file, which a region from `start` on contains.
-    fn fill(&self, start: u64, ram: &GuestRam, range: Range<u64>) -> io::Result<()> {
-        let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
-        self.image.read_exact_at(&mut bytes, range.start)?;
-        let to = ram.host_address().0 + range.start - start;
+    /// Fills what is missing of a part of a region, whose offset in the file is `start`.
+    fn fill(
+        &self,
+        start: u64,
+        ram: &GuestRam,
+        part: Range<u64>,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        buffer.resize(usize::try_from(part.end - part.start).unwrap_or(0), 0);
+        self.image.read_exact_at(buffer, start + part.start)?;
+        let to = ram.host_address().0 + part.start;
         let page = usize::try_from(page_size(ram)).unwrap_or(usize::MAX);
         let mut at = 0;
-        while at < bytes.len() {
-            at += match self.faults.fill(HostVirtAddr(to + at as u64), &bytes[at..]) {
+        while at < buffer.len() {
+            at += match self.faults.fill(HostVirtAddr(to + at as u64), &buffer[at..]) {
                 Ok(filled) => filled,
                 Err(error) => match Errno::from_io_error(&error) {
                     Some(Errno::EXIST) => page,
@@ -212,6 +219,13 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Returns the part of a region that is filled at once and contains an offset in the region.
+fn part_at(ram: &GuestRam, offset: u64) -> Range<u64> {
+    let unit = page_size(ram).max(CLUSTER);
+    let start = offset / unit * unit;
+    start..(start + unit).min(ram.size().0)
 }
 
 /// Returns the size of the pages that are filled as a whole, in bytes.

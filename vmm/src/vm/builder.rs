@@ -96,7 +96,7 @@ pub fn build(
     let memory = allocate_memory(&zones.collect::<Vec<_>>(), start.mapped_image())
         .map_err(failed("guest memory cannot be allocated"))?;
     let start = start.with_memory(&memory)?;
-    let is_restored = start.ipa_bits().is_some();
+    let suspends_devices = start.suspends_devices();
 
     let ipa_bits = start.ipa_bits().or(config.ipa_bits);
     let (vm, ipa_bits) =
@@ -146,7 +146,7 @@ pub fn build(
     let controller = vcpus.controller;
     let vcpus = VcpuThreads::start(vcpus.fds, context, connections.confines_vcpus)
         .map_err(failed("the vCPU threads cannot be started"))?;
-    if is_restored {
+    if suspends_devices {
         resume_devices(&bus, connections.confines_vcpus)?;
     }
     Ok(Vm {

@@ -138,7 +138,7 @@ pub enum VmSource {
 }
 
 /// Way in which the memory of a restored VM takes its contents from the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum RestoreMode {
     /// The file is copied before the guest runs.
     #[default]
@@ -146,7 +146,11 @@ pub enum RestoreMode {
     /// The file is mapped: a page is read at its first access, and copied at its first write.
     Map,
     /// A page is copied at its first access, and the others beside the guest (userfaultfd).
-    OnDemand,
+    OnDemand {
+        /// File with the parts of memory that are copied first. If it is missing or empty, the parts
+        /// that this run accesses are written to it at its end.
+        order: Option<PathBuf>,
+    },
 }
 
 /// A snapshot to restore.
@@ -156,9 +160,6 @@ pub struct RestoreConfig {
     pub directory: PathBuf,
     /// Way in which memory takes its contents from the file.
     pub mode: RestoreMode,
-    /// File with the parts of memory that are copied first, of [`RestoreMode::OnDemand`]. If it is
-    /// missing or empty, the parts that this run accesses are written to it at its end.
-    pub order: Option<PathBuf>,
 }
 
 /// Options of a run that are not part of the VM.

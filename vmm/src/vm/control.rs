@@ -3,11 +3,10 @@
 
 use std::{
     collections::BTreeMap,
-    error::Error,
     time::{Duration, Instant},
 };
 
-use granule_types::units::Bytes;
+use granule_types::{error_text, units::Bytes};
 use serde_json::{Value, json};
 
 use super::{
@@ -188,7 +187,7 @@ impl<'a> VmController<'a> {
                 let sizes = json!({ "memory_bytes": saved.memory.0, "data_bytes": saved.data.0 });
                 (200, sizes.into())
             }
-            Err(error) => error_response(500, &chain(&error)),
+            Err(error) => error_response(500, &error_text(&error)),
         }
     }
 
@@ -291,17 +290,6 @@ impl<'a> VmController<'a> {
         }
         Ok(())
     }
-}
-
-/// Returns an error with its causes.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
 }
 
 fn to_response(result: Result<Value, KvmError>) -> Response {

@@ -14,7 +14,7 @@ use std::{
 use kvm_ioctls::Kvm;
 
 use super::{
-    config::{RestoreConfig, RestoreMode, VmConfig},
+    config::{RestoreMode, VmConfig},
     outcome::{VmError, failed},
     snapshot::{OpenSnapshot, OrderFile},
 };
@@ -92,19 +92,18 @@ impl StartFiles {
         }))
     }
 
-    /// Opens a snapshot.
-    pub fn restore(config: &RestoreConfig) -> Result<Self, VmError> {
-        let snapshot = OpenSnapshot::open(&config.directory)?;
-        let memory = match config.mode {
+    /// Opens what the memory of a snapshot is restored with.
+    pub fn restore(snapshot: OpenSnapshot, mode: &RestoreMode) -> Result<Self, VmError> {
+        let memory = match mode {
             RestoreMode::Copy => MemorySource::Copy,
             RestoreMode::Map => MemorySource::Map,
-            RestoreMode::OnDemand => {
+            RestoreMode::OnDemand { order } => {
                 let faults = UserFaults::open().map_err(failed(
                     "memory=userfaultfd needs root, or vm.unprivileged_userfaultfd=1, and a host \
                      kernel with CONFIG_USERFAULTFD",
                 ))?;
                 let crc = snapshot.state.memory_crc;
-                let order = config.order.as_deref().map(|path| OrderFile::open(path, crc));
+                let order = order.as_deref().map(|path| OrderFile::open(path, crc));
                 MemorySource::OnDemand(faults, order.transpose()?)
             }
         };

@@ -28,7 +28,7 @@ use super::{
     sandbox::restrict_file_access,
     seccomp::{ThreadRole, confine_optionally},
     signals::Signals,
-    snapshot::SnapshotDirectory,
+    snapshot::{OpenSnapshot, SnapshotDirectory},
     stats::{HostCounters, StatsReader, refreshed_stage2_table_bytes},
     terminal::Terminal,
     vcpu::RunState,
@@ -116,12 +116,8 @@ fn open_start(source: &VmSource) -> Result<(VmConfig, StartFiles), VmError> {
     Ok(match source {
         VmSource::Boot(config) => (VmConfig::clone(config), StartFiles::boot(config)?),
         VmSource::Restore(restore) => {
-            let start = StartFiles::restore(restore)?;
-            let config = match &start {
-                StartFiles::Restore(snapshot, _) => snapshot.state.config.clone(),
-                StartFiles::Boot(_) => VmConfig::default(),
-            };
-            (config, start)
+            let snapshot = OpenSnapshot::open(&restore.directory)?;
+            (snapshot.state.config.clone(), StartFiles::restore(snapshot, &restore.mode)?)
         }
     })
 }

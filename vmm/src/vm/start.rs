@@ -84,6 +84,11 @@ impl<'a> Start<'a> {
 }
 
 impl PlacedStart<'_> {
+    /// Returns whether devices are suspended after [`Self::load`].
+    pub const fn suspends_devices(&self) -> bool {
+        matches!(self, Self::Restore(..))
+    }
+
     /// Returns the width of guest-physical addresses that the start demands.
     pub const fn ipa_bits(&self) -> Option<u8> {
         match self {
@@ -178,9 +183,7 @@ fn populate_stage2(
     };
     vcpus.fds.iter().take(1).try_for_each(|vcpu| populator.add_vcpu(vcpu))?;
     for offset in order {
-        let region = image::file_offsets(memory)
-            .find(|(start, ram)| (*start..start + ram.size().0).contains(offset));
-        let Some((start, ram)) = region else { continue };
+        let Some((start, ram)) = image::region_at(memory, *offset) else { continue };
         let page = ram.plan().page_size().0;
         let (first, end) = (
             (offset - start) / page * page,
