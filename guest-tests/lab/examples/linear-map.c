@@ -130,6 +130,8 @@ int main(void)
 	changes = option("changes=", 0);
 	modules = option("modules=", 0);
 	interval = option("late_kfence=", 0);
+	/* Memory of the boot is freed meanwhile: the initramfs, and what waits for RCU. */
+	sleep(2);
 	print_tables("boot");
 	for (int i = 1; i <= changes; i++)
 		await_change(i);
