@@ -32,6 +32,8 @@ pub enum DirtyLogOption {
     InitiallySet,
     /// A dirty ring for each vCPU
     Ring,
+    /// A dirty ring for each vCPU, and no bitmap for writes outside of vCPUs
+    RingOnly,
 }
 
 impl From<DirtyLogOption> for DirtyMode {
@@ -41,6 +43,7 @@ impl From<DirtyLogOption> for DirtyMode {
             DirtyLogOption::Manual => Self::Manual,
             DirtyLogOption::InitiallySet => Self::ManualInitiallySet,
             DirtyLogOption::Ring => Self::Ring,
+            DirtyLogOption::RingOnly => Self::RingOnly,
         }
     }
 }

@@ -172,11 +172,14 @@ fn a_kick_before_the_guest_entry_is_not_lost() {
 
 /// Returns the dirty logging modes that this host supports.
 fn dirty_modes() -> Vec<DirtyMode> {
-    let dirty_mode = DirtyMode::Ring;
     let mut modes = vec![DirtyMode::Plain, DirtyMode::Manual, DirtyMode::ManualInitiallySet];
-    match KvmMachine::new(KvmConfig { dirty_mode, ..small_config(1) }) {
-        Ok(_) => modes.push(dirty_mode),
-        Err(error) => skip(format_args!("{dirty_mode:?} logging: {error}: {:?}", error.source())),
+    for dirty_mode in [DirtyMode::Ring, DirtyMode::RingOnly] {
+        match KvmMachine::new(KvmConfig { dirty_mode, ..small_config(1) }) {
+            Ok(_) => modes.push(dirty_mode),
+            Err(error) => {
+                skip(format_args!("{dirty_mode:?} logging: {error}: {:?}", error.source()));
+            }
+        }
     }
     modes
 }

@@ -57,6 +57,15 @@ struct HarvestState {
     bitmaps: BTreeMap<u32, Vec<u64>>,
 }
 
+/// Writes of the kernel outside a vCPU context, which use no ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutsideWrites {
+    /// Logged in the memslot's bitmap, if the kernel can (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`).
+    InBitmap,
+    /// Not logged: memslots have no bitmap.
+    Unlogged,
+}
+
 /// The mapped ring of one vCPU.
 #[derive(Debug)]
 struct VcpuRing {
@@ -70,7 +79,7 @@ unsafe impl Send for VcpuRing {}
 
 impl DirtyRings {
     /// Enables dirty rings. The VM must not have vCPUs or memslots yet.
-    pub fn enable(vm: &VmFd) -> Result<Self, KvmError> {
+    pub fn enable(vm: &VmFd, writes: OutsideWrites) -> Result<Self, KvmError> {
         let supported = vm.check_extension_raw(KVM_CAP_DIRTY_LOG_RING_ACQ_REL.into());
         let bytes = u64::try_from(supported).unwrap_or(0).min(MAX_RING_SIZE);
         if bytes == 0 {
@@ -81,7 +90,9 @@ impl DirtyRings {
                 .map_err(|error| KvmError::call("KVM_ENABLE_CAP (dirty rings)", error))
         };
         enable_dirty_ring(KVM_CAP_DIRTY_LOG_RING_ACQ_REL, bytes)?;
-        if vm.check_extension_raw(KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP.into()) > 0 {
+        if writes == OutsideWrites::InBitmap
+            && vm.check_extension_raw(KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP.into()) > 0
+        {
             enable_dirty_ring(KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP, 0)?;
         }
         // SAFETY: `vm` keeps the file descriptor open during the call.

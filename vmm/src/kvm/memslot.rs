@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     KvmError,
-    dirty_ring::DirtyRings,
+    dirty_ring::{DirtyRings, OutsideWrites},
     ioctls::{clear_dirty_log, enable_capability},
 };
 use crate::memory::GuestRam;
@@ -71,6 +71,19 @@ pub enum DirtyMode {
     ManualInitiallySet,
     /// [Ring](super::dirty_ring) of dirty pages for each vCPU; the harvested pages are the log.
     Ring,
+    /// [`DirtyMode::Ring`] without `KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`: memslots have no bitmap.
+    RingOnly,
+}
+
+impl DirtyMode {
+    /// Returns what happens to writes outside a vCPU context, for the modes with rings.
+    pub const fn rings(self) -> Option<OutsideWrites> {
+        match self {
+            Self::Plain | Self::Manual | Self::ManualInitiallySet => None,
+            Self::Ring => Some(OutsideWrites::InBitmap),
+            Self::RingOnly => Some(OutsideWrites::Unlogged),
+        }
+    }
 }
 
 /// The dirty log of a memslot.
@@ -94,9 +107,10 @@ impl DirtyLog {
         rings: Option<Arc<DirtyRings>>,
     ) -> Result<Self, KvmError> {
         let flags = match mode {
-            DirtyMode::Plain => 0,
-            DirtyMode::Ring if rings.is_none() => return Err(KvmError::no_dirty_rings()),
-            DirtyMode::Ring => 0,
+            _ if mode.rings().is_some() && rings.is_none() => {
+                return Err(KvmError::no_dirty_rings());
+            }
+            DirtyMode::Plain | DirtyMode::Ring | DirtyMode::RingOnly => 0,
             DirtyMode::Manual => KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
             DirtyMode::ManualInitiallySet => {
                 KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET

@@ -32,12 +32,7 @@ use crate::{
         serial::SerialOutput,
         virtio::{balloon::BalloonHandle, console::Console},
     },
-    kvm::{
-        self,
-        dirty_ring::DirtyRings,
-        memslot::{DirtyMode, Memslot},
-        stats::Statistics,
-    },
+    kvm::{self, dirty_ring::DirtyRings, memslot::Memslot, stats::Statistics},
     memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions, on_demand::OnDemand},
     scoped_thread::ScopedThread,
 };
@@ -102,8 +97,10 @@ pub fn build(
     let (vm, ipa_bits) =
         guest::create_vm(&files.kvm, memory.regions(), ipa_bits, config.eager_split)?;
     kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)?;
-    let rings = (config.dirty_log == DirtyMode::Ring)
-        .then(|| DirtyRings::enable(&vm).map(Arc::new))
+    let rings = config
+        .dirty_log
+        .rings()
+        .map(|writes| DirtyRings::enable(&vm, writes).map(Arc::new))
         .transpose()?;
     let slots = (0..)
         .zip(memory.regions())

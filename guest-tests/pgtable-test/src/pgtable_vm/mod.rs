@@ -199,8 +199,10 @@ impl KvmMachine {
         kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)
             .map_err(context("enabling capabilities"))?;
         let logging = "preparing dirty logging";
-        let rings = (config.dirty_mode == DirtyMode::Ring)
-            .then(|| DirtyRings::enable(&vm).map(Arc::new))
+        let rings = config
+            .dirty_mode
+            .rings()
+            .map(|writes| DirtyRings::enable(&vm, writes).map(Arc::new))
             .transpose()
             .map_err(context(logging))?;
         if let Some(chunk) = config.eager_split {
