@@ -22,6 +22,9 @@ pub struct KernelTables {
     pub mem_free: Bytes,
     /// `PageTables`, which does not include the tables of the linear map.
     pub page_tables: Bytes,
+    /// Tables of the linear map below the root; `None` if the kernel has no dump.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linear_tables: Option<Bytes>,
     /// SHA-256 of `dump`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dump_sha256: Option<String>,
@@ -41,11 +44,12 @@ impl KernelTables {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             dump => Some(dump?),
         };
-        Self::parse(&meminfo, dump.as_deref())
+        let page = Bytes(rustix::param::page_size() as u64);
+        Self::parse(&meminfo, dump.as_deref(), page)
             .ok_or_else(|| io::Error::other("/proc/meminfo or the dump of the tables is malformed"))
     }
 
-    fn parse(meminfo: &str, dump: Option<&str>) -> Option<Self> {
+    fn parse(meminfo: &str, dump: Option<&str>, page: Bytes) -> Option<Self> {
         let bytes = |name: &str| {
             let mut lines = meminfo.lines();
             let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -56,7 +60,12 @@ impl KernelTables {
             Some(dump) => Some(linear_map(dump)?),
             None => None,
         };
+        let linear_tables = match &dump {
+            Some(dump) => Some(Bytes(count_tables(dump, page)? * page.0)),
+            None => None,
+        };
         Some(Self {
+            linear_tables,
             mem_total: bytes("MemTotal")?,
             mem_free: bytes("MemFree")?,
             page_tables: bytes("PageTables")?,
@@ -73,12 +82,52 @@ fn linear_map(dump: &str) -> Option<String> {
     Some(lines.map(|line| format!("{line}\n")).collect())
 }
 
+/// Returns the number of tables of the linear map below the root.
+///
+/// Each line names the level of the entries of a range, which exist in a table for each entry of
+/// the level above, up to the root, whose level is `PGD` (`arch/arm64/mm/ptdump.c`).
+fn count_tables(dump: &str, page: Bytes) -> Option<u64> {
+    let ranges = dump.lines().map(parse_range).collect::<Option<Vec<_>>>()?;
+    let address_bits = 64 - ranges.first()?.0.leading_ones();
+    let (offset_bits, index_bits) = (page.0.ilog2(), page.0.ilog2() - 3);
+    let levels = (address_bits - offset_bits).div_ceil(index_bits);
+    let mut tables = 0;
+    for level in 0..levels - 1 {
+        let span_bits = offset_bits + (level + 1) * index_bits;
+        let mut last = None;
+        for (start, end, _) in ranges.iter().filter(|(_, _, entries)| *entries <= level) {
+            let (first, end) = (start >> span_bits, (end - 1) >> span_bits);
+            tables += end - first + u64::from(last != Some(first));
+            last = Some(end);
+        }
+    }
+    Some(tables)
+}
+
+/// Parses start, end and level of a line; the level of pages is 0.
+fn parse_range(line: &str) -> Option<(u64, u64, u32)> {
+    let mut words = line.split_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
+    let level = match words.nth(1)? {
+        "PTE" => 0,
+        "PMD" => 1,
+        "PUD" => 2,
+        "P4D" => 3,
+        "PGD" => u32::MAX,
+        _ => return None,
+    };
+    let (start, end) = (address(start)?, address(end)?);
+    (start < end).then_some((start, end, level))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const MEMINFO: &str = "MemTotal:        4012345 kB\nMemFree:         3999999 kB\n\
                            Buffers:               0 kB\nPageTables:           16 kB\n";
+    const PAGE: Bytes = Bytes::kib(4);
     const LINE: &str = "0xffff000000000000-0xffff000000200000           2M PTE       RW NX\n";
 
     #[test]
@@ -89,7 +138,7 @@ mod tests {
              ---[ Linear Mapping start ]---\n{LINE}{LINEAR_END}\n---[ BPF start ]---\n{LINE}{LINE}"
         );
 
-        let tables = KernelTables::parse(MEMINFO, Some(&dump)).unwrap();
+        let tables = KernelTables::parse(MEMINFO, Some(&dump), PAGE).unwrap();
 
         assert_eq!(tables.mem_total, Bytes::kib(4_012_345));
         assert_eq!(tables.page_tables, Bytes::kib(16));
@@ -98,11 +147,29 @@ mod tests {
     }
 
     #[test]
+    fn tables_are_counted_once_for_each_entry_of_the_level_above() {
+        // Four levels of 4K: 3M by pages, 1021M by blocks, nothing up to 512G and behind it.
+        let dump = "0xffff000000000000-0xffff000000200000   2M PTE RW NX\n\
+                    0xffff000000200000-0xffff000000300000   1M PTE ro NX\n\
+                    0xffff000000300000-0xffff000000400000   1M PTE\n\
+                    0xffff000000400000-0xffff000040000000   1020M PMD RW NX BLK\n\
+                    0xffff000040000000-0xffff008000000000   511G PUD\n\
+                    0xffff008000000000-0xffff800000000000   127T PGD\n";
+        // Two levels of 64K.
+        let two_levels = "0xfffffc0000000000-0xfffffc0040000000   1G PTE RW NX\n\
+                          0xfffffc0040000000-0xfffffe0000000000   2047G PGD\n";
+
+        assert_eq!(count_tables(dump, PAGE), Some(2 + 1 + 1));
+        assert_eq!(count_tables(two_levels, Bytes::kib(64)), Some(2));
+        assert_eq!(count_tables("0xffff000000000000-0x1 2M PTE\n", PAGE), None);
+    }
+
+    #[test]
     fn a_malformed_file_is_no_report() {
-        let without = KernelTables::parse(MEMINFO, None).unwrap();
+        let without = KernelTables::parse(MEMINFO, None, PAGE).unwrap();
         assert_eq!((without.dump, without.dump_sha256), (None, None));
 
-        assert_eq!(KernelTables::parse("MemTotal: 1 kB\n", None), None);
-        assert_eq!(KernelTables::parse(MEMINFO, Some(LINE)), None);
+        assert_eq!(KernelTables::parse("MemTotal: 1 kB\n", None, PAGE), None);
+        assert_eq!(KernelTables::parse(MEMINFO, Some(LINE), PAGE), None);
     }
 }

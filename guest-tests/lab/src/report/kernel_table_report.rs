@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, fmt::Write};
 
 use granule_report::render::{BarGroup, bar_chart, group_digits, page};
-use granule_types::units::{Nanoseconds, pluralize};
+use granule_types::units::{Bytes, Nanoseconds, pluralize};
 
 use crate::{
     LabError,
@@ -28,7 +28,8 @@ type Boots = Records<BootRecord>;
 
 /// Headings of the columns before the counts.
 const NAME_COLUMNS: [&str; 2] = ["boot", "kernel"];
-const MEMORY_COLUMNS: [&str; 4] = ["MemTotal kB", "MemFree kB", "PageTables kB", "dump"];
+const MEMORY_COLUMNS: [&str; 5] =
+    ["MemTotal kB", "MemFree kB", "PageTables kB", "linear tables kB", "dump"];
 
 /// Report in both formats, and the status of the run.
 struct Report {
@@ -167,8 +168,14 @@ fn memory_headings() -> Vec<String> {
 
 fn memory_cells(record: &BootRecord) -> Vec<String> {
     let tables = &record.tables;
-    let sizes = [tables.mem_total, tables.mem_free, tables.page_tables];
-    let sizes = sizes.into_iter().map(|size| group_digits(&(size.0 >> 10).to_string()));
+    let sizes = [
+        Some(tables.mem_total),
+        Some(tables.mem_free),
+        Some(tables.page_tables),
+        tables.linear_tables,
+    ];
+    let kibibytes = |size: Bytes| group_digits(&(size.0 >> 10).to_string());
+    let sizes = sizes.into_iter().map(|size| size.map_or("–".to_owned(), kibibytes));
     let hash = tables.dump_sha256.as_deref().map_or("–", |hash| hash.get(..12).unwrap_or(hash));
     sizes.chain([hash.to_owned()]).collect()
 }
@@ -298,7 +305,6 @@ fn charts(run: RunInfo<'_>, boots: &Boots) -> String {
 #[cfg(test)]
 mod tests {
     use granule_report::render::browser::check_page;
-    use granule_types::units::Bytes;
 
     use super::*;
     use crate::{

@@ -160,6 +160,7 @@ pub mod tests {
                 mem_total: memory,
                 mem_free: memory,
                 page_tables: Bytes::kib(16),
+                linear_tables: Some(Bytes::kib(8)),
                 dump_sha256: Some(dump.to_owned()),
                 dump: Some(dump.to_owned()),
             },
