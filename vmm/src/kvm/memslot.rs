@@ -107,7 +107,7 @@ impl DirtyLog {
         rings: Option<Arc<DirtyRings>>,
     ) -> Result<Self, KvmError> {
         let flags = match mode {
-            _ if mode.rings().is_some() && rings.is_none() => {
+            DirtyMode::Ring | DirtyMode::RingOnly if rings.is_none() => {
                 return Err(KvmError::no_dirty_rings());
             }
             DirtyMode::Plain | DirtyMode::Ring | DirtyMode::RingOnly => 0,

@@ -22,7 +22,7 @@ pub struct KernelTables {
     pub mem_free: Bytes,
     /// `PageTables`, which does not include the tables of the linear map.
     pub page_tables: Bytes,
-    /// Tables of the linear map below the root; `None` if the kernel has no dump.
+    /// Tables of the linear map below the root; `None` without a dump of known form.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub linear_tables: Option<Bytes>,
     /// SHA-256 of `dump`.
@@ -60,10 +60,8 @@ impl KernelTables {
             Some(dump) => Some(linear_map(dump)?),
             None => None,
         };
-        let linear_tables = match &dump {
-            Some(dump) => Some(Bytes(count_tables(dump, page)? * page.0)),
-            None => None,
-        };
+        let tables = dump.as_deref().and_then(|dump| count_tables(dump, page));
+        let linear_tables = tables.map(|tables| Bytes(tables * page.0));
         Some(Self {
             linear_tables,
             mem_total: bytes("MemTotal")?,
@@ -82,30 +80,40 @@ fn linear_map(dump: &str) -> Option<String> {
     Some(lines.map(|line| format!("{line}\n")).collect())
 }
 
-/// Returns the number of tables of the linear map below the root.
+/// Level of the entries of the root table in a dump.
+const ROOT: u32 = u32::MAX;
+
+/// Addresses with entries of the same level; that of pages is 0.
+struct Range {
+    start: u64,
+    last: u64,
+    level: u32,
+}
+
+/// Returns the number of tables of the linear map below the root; `None` for an unknown dump.
 ///
 /// Each line names the level of the entries of a range, which exist in a table for each entry of
 /// the level above, up to the root, whose level is `PGD` (`arch/arm64/mm/ptdump.c`).
 fn count_tables(dump: &str, page: Bytes) -> Option<u64> {
     let ranges = dump.lines().map(parse_range).collect::<Option<Vec<_>>>()?;
-    let address_bits = 64 - ranges.first()?.0.leading_ones();
-    let (offset_bits, index_bits) = (page.0.ilog2(), page.0.ilog2() - 3);
-    let levels = (address_bits - offset_bits).div_ceil(index_bits);
+    let address_bits = 64 - ranges.first()?.start.leading_ones();
+    let offset_bits = page.0.ilog2();
+    let index_bits = offset_bits - 3;
+    let levels = address_bits.checked_sub(offset_bits)?.div_ceil(index_bits);
     let mut tables = 0;
-    for level in 0..levels - 1 {
+    for level in 0..levels.saturating_sub(1) {
         let span_bits = offset_bits + (level + 1) * index_bits;
-        let mut last = None;
-        for (start, end, _) in ranges.iter().filter(|(_, _, entries)| *entries <= level) {
-            let (first, end) = (start >> span_bits, (end - 1) >> span_bits);
-            tables += end - first + u64::from(last != Some(first));
-            last = Some(end);
+        let mut counted = None;
+        for range in ranges.iter().filter(|range| range.level <= level) {
+            let (first, last) = (range.start >> span_bits, range.last >> span_bits);
+            tables += last - first + u64::from(counted != Some(first));
+            counted = Some(last);
         }
     }
     Some(tables)
 }
 
-/// Parses start, end and level of a line; the level of pages is 0.
-fn parse_range(line: &str) -> Option<(u64, u64, u32)> {
+fn parse_range(line: &str) -> Option<Range> {
     let mut words = line.split_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
@@ -114,11 +122,11 @@ fn parse_range(line: &str) -> Option<(u64, u64, u32)> {
         "PMD" => 1,
         "PUD" => 2,
         "P4D" => 3,
-        "PGD" => u32::MAX,
+        "PGD" => ROOT,
         _ => return None,
     };
-    let (start, end) = (address(start)?, address(end)?);
-    (start < end).then_some((start, end, level))
+    let (start, last) = (address(start)?, address(end)?.checked_sub(1)?);
+    (start <= last).then_some(Range { start, last, level })
 }
 
 #[cfg(test)]
@@ -159,7 +167,17 @@ mod tests {
         let two_levels = "0xfffffc0000000000-0xfffffc0040000000   1G PTE RW NX\n\
                           0xfffffc0040000000-0xfffffe0000000000   2047G PGD\n";
 
+        // Three levels of 16K, of which Linux 7.3 names the root PUD.
+        let three_levels = "0xffff800000000000-0xffff800002000000   32M PTE RW NX\n\
+                            0xffff800002000000-0xffff801000000000   65504M PMD RW NX BLK\n\
+                            0xffff801000000000-0xffffc00000000000   63T PUD\n";
+        // Five levels of 4K.
+        let five_levels = "0xfff0000000000000-0xfff0000000001000   4K PTE RW NX\n\
+                           0xfff0000000001000-0xfff1000000000000   256T P4D\n";
+
         assert_eq!(count_tables(dump, PAGE), Some(2 + 1 + 1));
+        assert_eq!(count_tables(three_levels, Bytes::kib(16)), Some(1 + 1));
+        assert_eq!(count_tables(five_levels, PAGE), Some(1 + 1 + 1 + 1));
         assert_eq!(count_tables(two_levels, Bytes::kib(64)), Some(2));
         assert_eq!(count_tables("0xffff000000000000-0x1 2M PTE\n", PAGE), None);
     }
