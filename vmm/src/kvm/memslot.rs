@@ -76,13 +76,17 @@ pub enum DirtyMode {
 }
 
 impl DirtyMode {
-    /// Returns what happens to writes outside a vCPU context, for the modes with rings.
-    pub const fn rings(self) -> Option<OutsideWrites> {
-        match self {
-            Self::Plain | Self::Manual | Self::ManualInitiallySet => None,
-            Self::Ring => Some(OutsideWrites::InBitmap),
-            Self::RingOnly => Some(OutsideWrites::Unlogged),
-        }
+    /// Enables the dirty rings of the mode, if it has any. `vm` must not have vCPUs or memslots yet.
+    ///
+    /// # Errors
+    /// The kernel has no dirty rings.
+    pub fn enable_rings(self, vm: &VmFd) -> Result<Option<Arc<DirtyRings>>, KvmError> {
+        let writes = match self {
+            Self::Plain | Self::Manual | Self::ManualInitiallySet => return Ok(None),
+            Self::Ring => OutsideWrites::InBitmap,
+            Self::RingOnly => OutsideWrites::Unlogged,
+        };
+        DirtyRings::enable(vm, writes).map(|rings| Some(Arc::new(rings)))
     }
 }
 

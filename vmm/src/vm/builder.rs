@@ -97,11 +97,7 @@ pub fn build(
     let (vm, ipa_bits) =
         guest::create_vm(&files.kvm, memory.regions(), ipa_bits, config.eager_split)?;
     kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)?;
-    let rings = config
-        .dirty_log
-        .rings()
-        .map(|writes| DirtyRings::enable(&vm, writes).map(Arc::new))
-        .transpose()?;
+    let rings = config.dirty_log.enable_rings(&vm)?;
     let slots = (0..)
         .zip(memory.regions())
         .map(|(number, ram)| Memslot::new(&vm, number, Arc::clone(ram)))

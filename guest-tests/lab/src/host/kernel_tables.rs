@@ -166,7 +166,6 @@ mod tests {
         // Two levels of 64K.
         let two_levels = "0xfffffc0000000000-0xfffffc0040000000   1G PTE RW NX\n\
                           0xfffffc0040000000-0xfffffe0000000000   2047G PGD\n";
-
         // Three levels of 16K, of which Linux 7.3 names the root PUD.
         let three_levels = "0xffff800000000000-0xffff800002000000   32M PTE RW NX\n\
                             0xffff800002000000-0xffff801000000000   65504M PMD RW NX BLK\n\

@@ -199,12 +199,7 @@ impl KvmMachine {
         kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)
             .map_err(context("enabling capabilities"))?;
         let logging = "preparing dirty logging";
-        let rings = config
-            .dirty_mode
-            .rings()
-            .map(|writes| DirtyRings::enable(&vm, writes).map(Arc::new))
-            .transpose()
-            .map_err(context(logging))?;
+        let rings = config.dirty_mode.enable_rings(&vm).map_err(context(logging))?;
         if let Some(chunk) = config.eager_split {
             enable_eager_split(&vm, chunk).map_err(context(logging))?;
         }
