@@ -58,7 +58,7 @@ static void mount_all(void)
 }
 
 /* Returns the number behind the option "NAME=" of the kernel's command line */
-static int option(const char *name, int value)
+static inline int option(const char *name, int value)
 {
 	static char line[4096];
 	FILE *file = fopen("/proc/cmdline", "r");

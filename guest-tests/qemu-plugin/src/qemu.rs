@@ -455,6 +455,7 @@ unsafe extern "C" fn on_boundary(_: c_uint, is_entry: *mut c_void) {
 unsafe extern "C" fn on_mark(_: c_uint, mark: *mut c_void) {
     hooks::verify();
     if let (Some(plugin), Ok(mark)) = (PLUGIN.get(), u8::try_from(mark.addr()))
+        && plugin.segments.begins_segment(mark)
         && let Err(e) = plugin.segments.mark(mark, plugin.end_clock_segment())
     {
         eprintln!("qemu-plugin: cannot write a segment: {e}");

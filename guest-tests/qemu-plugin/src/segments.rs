@@ -16,6 +16,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     io::{self, Write},
+    ops::RangeInclusive,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -28,6 +29,12 @@ use crate::{
     clock::VirtualTime,
     decode::{FIRST_MARK, SysOperation},
 };
+
+/// Marks of a VMM: the start of its guest, and of the guest's init (`granule_types::mark`).
+const VMM_MARKS: RangeInclusive<u8> = 0x71..=0x72;
+
+/// Marks of the steps of a program (`granule_types::mark`).
+const STEP_MARKS: RangeInclusive<u8> = 0x78..=0x7f;
 
 /// Number of slots, enough for all `SYS` encodings with Cn 7, 8 or 9 (3 × 1024) and functions.
 const MAX_SLOTS: usize = 4096;
@@ -172,6 +179,12 @@ impl<W: Write> Segments<W> {
         }
     }
 
+    /// Returns whether a mark begins a segment. The marks of a VMM that a program runs in one of its
+    /// steps do not: the start of the guest belongs to the step.
+    pub fn begins_segment(&self, mark: u8) -> bool {
+        !VMM_MARKS.contains(&mark) || !STEP_MARKS.contains(&self.lock().mark)
+    }
+
     /// Ends the segment and starts one with this mark.
     ///
     /// # Errors
@@ -287,6 +300,18 @@ mod tests {
                 "\n",
             )
         );
+    }
+
+    #[test]
+    fn a_guest_starts_no_segment_in_a_step() {
+        let segments = Segments::new(1, Vec::new());
+        assert!(segments.begins_segment(0x71));
+
+        segments.mark(0x78, SegmentTimes::default()).unwrap();
+
+        assert!(!segments.begins_segment(0x71));
+        assert!(!segments.begins_segment(0x72));
+        assert!(segments.begins_segment(0x60));
     }
 
     #[test]

@@ -38,7 +38,7 @@ use super::{
 use crate::scoped_thread::{ScopedThread, borrow_event};
 
 /// Bytes that are filled at once for a fault on a page that is smaller.
-pub const CLUSTER: u64 = 64 << 10;
+const CLUSTER: u64 = 64 << 10;
 
 /// Parts of an image, by offset in the file: each is the start of a page or of [`CLUSTER`] bytes of
 /// its region.
@@ -222,7 +222,7 @@ impl Source {
 }
 
 /// Returns the part of a region that is filled at once and contains an offset in the region.
-fn part_at(ram: &GuestRam, offset: u64) -> Range<u64> {
+pub fn part_at(ram: &GuestRam, offset: u64) -> Range<u64> {
     let unit = page_size(ram).max(CLUSTER);
     let start = offset / unit * unit;
     start..(start + unit).min(ram.size().0)

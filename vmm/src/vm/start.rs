@@ -24,7 +24,7 @@ use crate::{
     kvm::pre_fault::{Chunk, Stage2Populator},
     memory::{
         GuestMemory, MemoryError, image,
-        on_demand::{CLUSTER, OnDemand},
+        on_demand::{OnDemand, part_at},
         user_faults::UserFaults,
     },
 };
@@ -184,12 +184,12 @@ fn populate_stage2(
     vcpus.fds.iter().take(1).try_for_each(|vcpu| populator.add_vcpu(vcpu))?;
     for offset in order {
         let Some((start, ram)) = image::region_at(memory, *offset) else { continue };
-        let page = ram.plan().page_size().0;
-        let (first, end) = (
-            (offset - start) / page * page,
-            (offset - start + CLUSTER).next_multiple_of(page).min(ram.size().0),
-        );
-        let chunk = Chunk { start: GuestAddress(ram.start().0 + first), size: Bytes(end - first) };
+        // A larger page may be incomplete: only what was filled is populated.
+        let part = part_at(ram, offset - start);
+        let chunk = Chunk {
+            start: GuestAddress(ram.start().0 + part.start),
+            size: Bytes(part.end - part.start),
+        };
         populator.populate_chunk(chunk)?;
     }
     Ok(())

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+// A program for `granule lab workload` that measures how fast a restored guest answers
+// (docs/run.md). In the host it boots the guest, saves it once the guest is ready, and restores it
+// once for each value of `granule run --restore` without the directory: a step lasts from the start
+// of granule to the guest's answer. As PID 1 of the guest it is the service: it fills its memory,
+// and answers a line of input when it has read a part of it.
+//
+// usage: restore BACKING RUN VALUE…     BACKING of the guest's memory, such as 4k; the service reads
+//                                       RUN adjacent pages at a time; 1 to 8 VALUEs: ,memory=map
+
+#include <signal.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include "pid1.h"
+
+// Steps of the workload: see workload.c.
+#define BEGIN_STEP(n)                                                                                \
+	case n:                                                                                      \
+		__asm__ volatile("hint #%0" : : "i"(0x77 + (n)) : "memory");                         \
+		break
+#define END_STEP() __asm__ volatile("hint #0x60" : : : "memory")
+
+#define SERVICE_BYTES (96UL << 20)
+#define ANSWER_PAGES 4096
+#define SOCKET "/tmp/vm.sock"
+#define SAVED "/tmp/saved"
+
+static void begin_step(int number)
+{
+	switch (number) {
+		BEGIN_STEP(1);
+		BEGIN_STEP(2);
+		BEGIN_STEP(3);
+		BEGIN_STEP(4);
+		BEGIN_STEP(5);
+		BEGIN_STEP(6);
+		BEGIN_STEP(7);
+		BEGIN_STEP(8);
+	}
+}
+
+// Answers each line of input when it has read 16 MiB all over its memory.
+static void serve(void)
+{
+	uint64_t *memory, sum = 0, expected, page_words = (uint64_t)sysconf(_SC_PAGESIZE) / 8;
+	uint64_t pages = SERVICE_BYTES / 8 / page_words, run, at, i;
+	char byte;
+
+	mount_all();
+	run = (uint64_t)option("run=", 1);
+	memory = mmap(NULL, SERVICE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED)
+		fail("mmap");
+	for (i = 0; i < SERVICE_BYTES / 8; i++)
+		memory[i] = i;
+	printf("ready\n");
+	fflush(stdout);
+	while (read(0, &byte, 1) == 1) {
+		sum = expected = 0;
+		// A prime factor visits each run once, in a fixed order that is not ascending.
+		for (i = 0; i < ANSWER_PAGES; i++) {
+			at = i / run * 7919 % (pages / run) * run + i % run;
+			at = at * page_words + i % page_words;
+			sum += memory[at];
+			expected += at;
+		}
+		printf(sum == expected ? "answer\n" : "memory differs\n");
+		fflush(stdout);
+	}
+	end(0);
+}
+
+static pid_t vmm;
+static int input, output;
+
+// Starts granule with pipes as its standard input and output.
+static void start(const char *const arguments[])
+{
+	int in[2], out[2];
+
+	if (pipe(in) || pipe(out))
+		fail("pipe");
+	vmm = fork();
+	if (vmm < 0)
+		fail("fork");
+	if (vmm == 0) {
+		dup2(in[0], 0);
+		dup2(out[1], 1);
+		close(in[1]);
+		close(out[0]);
+		execv(arguments[0], (char *const *)arguments);
+		_exit(127);
+	}
+	close(in[0]);
+	close(out[1]);
+	input = in[1];
+	output = out[0];
+}
+
+// Reads the guest's output until it contains `text`, whose first byte occurs in it only once.
+static void wait_for(const char *text)
+{
+	const char *next = text;
+	char byte;
+
+	while (*next) {
+		if (read(output, &byte, 1) != 1) {
+			fprintf(stderr, "granule ended before '%s'\n", text);
+			exit(1);
+		}
+		next = byte == *next ? next + 1 : byte == *text ? text + 1 : text;
+	}
+}
+
+static void stop(void)
+{
+	int status;
+
+	kill(vmm, SIGTERM);
+	close(input);
+	if (waitpid(vmm, &status, 0) != vmm || WIFSIGNALED(status))
+		fprintf(stderr, "granule: status %#x\n", status);
+	close(output);
+	unlink(SOCKET);
+}
+
+// Sends a request without a body, and prints the answer.
+static void post(const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX, .sun_path = SOCKET };
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	char text[512];
+	ssize_t n;
+
+	if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof(address)))
+		fail(SOCKET);
+	n = snprintf(text, sizeof(text), "POST %s HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n", path);
+	if (write(fd, text, (size_t)n) != n)
+		fail("write");
+	while ((n = read(fd, text, sizeof(text))) > 0)
+		fwrite(text, 1, (size_t)n, stdout);
+	printf("\n");
+	fflush(stdout);
+	close(fd);
+}
+
+int main(int count, char **values)
+{
+	char memory[64], command_line[64], value[256];
+	const char *boot[] = { "/workload/granule", "run", "--kernel", "/workload/Image", "--initrd",
+			       "/workload/guest.cpio", "--memory", memory, "--serial", "pl011",
+			       "--cmdline", command_line, "--no-reboot", "--api-socket", SOCKET,
+			       "--snapshot", SAVED, NULL };
+
+	if (getpid() == 1)
+		serve();
+	if (count < 4 || count > 11) {
+		fprintf(stderr, "usage: restore BACKING RUN VALUE… (1 to 8), such as 4k 1 ,memory=map\n");
+		return 2;
+	}
+	snprintf(memory, sizeof(memory), "256M,backing=%s", values[1]);
+	snprintf(command_line, sizeof(command_line), "console=ttyAMA0 quiet run=%d", atoi(values[2]));
+	start(boot);
+	wait_for("ready");
+	post("/v1/snapshot");
+	stop();
+	for (int i = 3; i < count; i++) {
+		snprintf(value, sizeof(value), SAVED "%s", values[i]);
+		const char *restore[] = { "/workload/granule", "run", "--restore", value, NULL };
+
+		begin_step(i - 2);
+		start(restore);
+		if (write(input, "\n", 1) != 1)
+			fail("write");
+		wait_for("answer");
+		END_STEP();
+		stop();
+	}
+	return 0;
+}
