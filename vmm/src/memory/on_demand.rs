@@ -40,8 +40,7 @@ use crate::scoped_thread::{ScopedThread, borrow_event};
 /// Bytes that are filled at once for a fault on a page that is smaller.
 const CLUSTER: u64 = 64 << 10;
 
-/// Parts of an image, by offset in the file: each is the start of a page or of [`CLUSTER`] bytes of
-/// its region.
+/// Parts of an image, by offset in the file: each is the start of a page or of 64K of its region.
 pub type Order = Vec<u64>;
 
 /// Threads that fill memory. Drop the users of the memory before.
