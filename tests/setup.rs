@@ -7,7 +7,8 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    sync::{Mutex, PoisonError},
 };
 
 use tempfile::TempDir;
@@ -15,6 +16,10 @@ use tempfile::TempDir;
 /// Programs that `scripts/setup` itself requires.
 const BASIC_PROGRAMS: [&str; 10] =
     ["awk", "bash", "dirname", "env", "grep", "head", "id", "sed", "touch", "uname"];
+
+/// Writes of programs and starts of processes exclude each other: a process that is started while a
+/// program is written has the file open until it executes its own, and nobody can execute it before.
+static PROGRAMS: Mutex<()> = Mutex::new(());
 
 /// Machine of a distribution with no tool of the lab in PATH.
 struct BareMachine(TempDir);
@@ -42,6 +47,7 @@ impl BareMachine {
 
     fn add_program(&self, name: &str, script: &str) {
         let path = self.path().join("bin").join(name);
+        let _lock = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -60,15 +66,21 @@ impl BareMachine {
 
     fn setup(&self, arguments: &[&str]) -> Output {
         let bin = self.path().join("bin");
-        Command::new(bin.join("bash"))
+        let lock = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = Command::new(bin.join("bash"))
             .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/setup"))
             .args(arguments)
             .env_clear()
             .env("PATH", &bin)
             .env("HOME", self.path())
             .env("GRANULE_OS_RELEASE", self.path().join("os-release"))
-            .output()
-            .unwrap()
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(lock);
+        process.wait_with_output().unwrap()
     }
 }
 
