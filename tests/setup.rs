@@ -18,7 +18,8 @@ const BASIC_PROGRAMS: [&str; 10] =
     ["awk", "bash", "dirname", "env", "grep", "head", "id", "sed", "touch", "uname"];
 
 /// Writes of programs and starts of processes exclude each other: a process that is started while a
-/// program is written has the file open until it executes its own, and nobody can execute it before.
+/// program is written has the file open until it executes its own, and until then no process can execute
+/// it.
 static PROGRAMS: Mutex<()> = Mutex::new(());
 
 /// Machine of a distribution with no tool of the lab in PATH.
