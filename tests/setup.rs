@@ -17,9 +17,8 @@ use tempfile::TempDir;
 const BASIC_PROGRAMS: [&str; 10] =
     ["awk", "bash", "dirname", "env", "grep", "head", "id", "sed", "touch", "uname"];
 
-/// Writes of programs and starts of processes exclude each other: a process that is started while a
-/// program is written has the file open until it executes its own, and until then no process can execute
-/// it.
+/// Excludes the start of a process while a program is written: until the process executes its own
+/// program, it has the file open, and no process can execute that.
 static PROGRAMS: Mutex<()> = Mutex::new(());
 
 /// Machine of a distribution with no tool of the lab in PATH.

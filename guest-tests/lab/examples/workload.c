@@ -7,10 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// Begins step N, from 1 to 8. The processor executes the hint as a no-op.
-#define BEGIN_STEP(n) __asm__ volatile("hint #%0" : : "i"(0x77 + (n)) : "memory")
-// Ends the step.
-#define END_STEP() __asm__ volatile("hint #0x60" : : : "memory")
+#include "step.h"
 
 static void write_pages(volatile char *memory, size_t size, size_t page)
 {
