@@ -109,11 +109,6 @@ pub fn file_offsets(memory: &GuestMemory) -> impl Iterator<Item = (u64, &GuestRa
     })
 }
 
-/// Returns the region that contains an offset of the file, with its own offset.
-pub fn region_at(memory: &GuestMemory, offset: u64) -> Option<(u64, &GuestRam)> {
-    file_offsets(memory).find(|(start, ram)| (*start..start + ram.size().0).contains(&offset))
-}
-
 fn size(memory: &GuestMemory) -> Bytes {
     Bytes(memory.regions().iter().map(|ram| ram.size().0).sum())
 }

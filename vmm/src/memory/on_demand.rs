@@ -32,16 +32,19 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     GuestMemory, GuestRam, MemoryError,
-    image::{file_data, file_offsets, region_at},
+    image::{file_data, file_offsets},
     user_faults::UserFaults,
 };
 use crate::scoped_thread::{ScopedThread, borrow_event};
 
 /// Bytes that are filled at once for a fault on a page that is smaller.
 const CLUSTER: u64 = 64 << 10;
+/// Bytes of an order that are read and filled at once.
+const CHUNK: u64 = 1 << 20;
 
-/// Parts of an image, by offset in the file: each is the start of a page or of 64K of its region.
-pub type Order = Vec<u64>;
+/// Parts of an image that a guest accesses, by offset in the file: ascending and apart from each
+/// other.
+pub type Order = Vec<Range<u64>>;
 
 /// Threads that fill memory. Drop the users of the memory before.
 #[derive(Debug)]
@@ -49,7 +52,7 @@ pub struct OnDemand {
     /// Declared first: the thread that fills other pages ends before faults are no longer answered.
     _filler: Option<ScopedThread>,
     _handler: ScopedThread,
-    recorded: Arc<Mutex<Order>>,
+    recorded: Arc<Mutex<Vec<Range<u64>>>>,
     is_complete: Arc<AtomicBool>,
 }
 
@@ -59,12 +62,15 @@ struct Source {
     faults: UserFaults,
     image: Arc<File>,
     memory: GuestMemory,
+    /// Bytes that are filled for a fault, unless its page is larger.
+    unit: u64,
 }
 
 impl OnDemand {
-    /// Registers all memory and starts to fill it. First fills `order`, before the call returns;
-    /// `fills_all` also fills the rest beside the guest. `on_failure` is called if a fault cannot be
-    /// answered: the thread that accesses the page then waits forever.
+    /// Registers all memory and starts to fill it. First fills `order`, before the call returns.
+    /// `fills_all` also fills the rest beside the guest, and 64K for a fault; without it, each page
+    /// that is accessed takes a fault, so that all are [recorded](Self::recorded). `on_failure` is
+    /// called if a fault cannot be answered: the thread that accesses the page then waits forever.
     ///
     /// # Errors
     /// The kernel refuses a call, or the image cannot be read.
@@ -72,17 +78,18 @@ impl OnDemand {
         faults: UserFaults,
         memory: &GuestMemory,
         image: Arc<File>,
-        order: &[u64],
+        order: &[Range<u64>],
         fills_all: bool,
         on_failure: impl Fn(io::Error) + Send + 'static,
     ) -> Result<Self, MemoryError> {
         let failed = |source| MemoryError::Image { operation: "read on demand", source };
-        let source = Arc::new(Source { faults, image, memory: memory.clone() });
+        let unit = if fills_all { CLUSTER } else { 0 };
+        let source = Arc::new(Source { faults, image, memory: memory.clone(), unit });
         for ram in memory.regions() {
             source.faults.register(&ram.host_range()).map_err(failed)?;
         }
         source.fill_order(order).map_err(failed)?;
-        let recorded = Arc::new(Mutex::new(Order::new()));
+        let recorded = Arc::new(Mutex::new(Vec::new()));
         let (in_handler, record) = (Arc::clone(&source), Arc::clone(&recorded));
         let handler = ScopedThread::start("fault-handler", move |stop| {
             if let Err(error) = in_handler.answer_faults(stop, &record) {
@@ -111,15 +118,15 @@ impl OnDemand {
         self.is_complete.load(Ordering::Acquire)
     }
 
-    /// Returns the clusters of all faults, in their order.
+    /// Returns what the faults have filled.
     pub fn recorded(&self) -> Order {
-        self.recorded.lock().clone()
+        join(self.recorded.lock().clone())
     }
 }
 
 impl Source {
     /// Answers faults until the stop.
-    fn answer_faults(&self, stop: &EventFd, record: &Mutex<Order>) -> io::Result<()> {
+    fn answer_faults(&self, stop: &EventFd, record: &Mutex<Vec<Range<u64>>>) -> io::Result<()> {
         let mut buffer = Vec::new();
         loop {
             let mut fds = [self.faults.as_fd(), borrow_event(stop)]
@@ -138,7 +145,7 @@ impl Source {
     fn answer(
         &self,
         address: HostVirtAddr,
-        record: &Mutex<Order>,
+        record: &Mutex<Vec<Range<u64>>>,
         buffer: &mut Vec<u8>,
     ) -> io::Result<()> {
         let mut regions = file_offsets(&self.memory);
@@ -146,20 +153,23 @@ impl Source {
         else {
             return Ok(());
         };
-        let part = part_at(ram, address.0 - ram.host_address().0);
-        record.lock().push(start + part.start);
+        let part = self.part_at(ram, address.0 - ram.host_address().0);
+        record.lock().push(start + part.start..start + part.end);
         self.fill(start, ram, part, buffer)?;
         // The page may exist since before the fault was read.
         let page = address.0 / page_size(ram) * page_size(ram);
         self.faults.wake(&(HostVirtAddr(page)..HostVirtAddr(page + page_size(ram))))
     }
 
-    /// Fills what is missing of the parts at these offsets of the file.
-    fn fill_order(&self, order: &[u64]) -> io::Result<()> {
+    /// Fills what is missing of these parts of the file.
+    fn fill_order(&self, order: &[Range<u64>]) -> io::Result<()> {
         let mut buffer = Vec::new();
-        for offset in order {
-            if let Some((start, ram)) = region_at(&self.memory, *offset) {
-                self.fill(start, ram, part_at(ram, offset - start), &mut buffer)?;
+        for (start, ram, part) in order.iter().flat_map(|part| pages_of(&self.memory, part)) {
+            let mut at = part.start;
+            while at < part.end {
+                let end = part.end.min(at + CHUNK.max(page_size(ram)));
+                self.fill(start, ram, at..end, &mut buffer)?;
+                at = end;
             }
         }
         Ok(())
@@ -175,7 +185,7 @@ impl Source {
                     if is_stopped() {
                         return Ok(false);
                     }
-                    let part = part_at(ram, at - start);
+                    let part = self.part_at(ram, at - start);
                     at = start + part.end;
                     self.fill(start, ram, part, &mut buffer)?;
                 }
@@ -188,6 +198,13 @@ impl Source {
             }
         }
         Ok(true)
+    }
+
+    /// Returns the part of a region that is filled at once and contains an offset in the region.
+    fn part_at(&self, ram: &GuestRam, offset: u64) -> Range<u64> {
+        let unit = page_size(ram).max(self.unit);
+        let start = offset / unit * unit;
+        start..(start + unit).min(ram.size().0)
     }
 
     /// Fills what is missing of a part of a region, whose offset in the file is `start`.
@@ -220,11 +237,33 @@ impl Source {
     }
 }
 
-/// Returns the part of a region that is filled at once and contains an offset in the region.
-pub fn part_at(ram: &GuestRam, offset: u64) -> Range<u64> {
-    let unit = page_size(ram).max(CLUSTER);
-    let start = offset / unit * unit;
-    start..(start + unit).min(ram.size().0)
+/// Returns the whole pages of a part of an image: for each region its offset in the file, and the
+/// part of it by offset in the region.
+pub fn pages_of<'a>(
+    memory: &'a GuestMemory,
+    part: &Range<u64>,
+) -> impl Iterator<Item = (u64, &'a GuestRam, Range<u64>)> + use<'a> {
+    let part = part.clone();
+    file_offsets(memory).filter_map(move |(start, ram)| {
+        let page = page_size(ram);
+        let first = part.start.max(start);
+        let end = part.end.min(start + ram.size().0);
+        let pages = || (first - start) / page * page..(end - start).next_multiple_of(page);
+        (first < end).then(|| (start, ram, pages()))
+    })
+}
+
+/// Sorts parts, and joins those that touch.
+fn join(mut parts: Vec<Range<u64>>) -> Order {
+    parts.sort_unstable_by_key(|part| part.start);
+    let mut joined = Order::new();
+    for part in parts {
+        match joined.last_mut() {
+            Some(last) if part.start <= last.end => last.end = last.end.max(part.end),
+            _ => joined.push(part),
+        }
+    }
+    joined
 }
 
 /// Returns the size of the pages that are filled as a whole, in bytes.
@@ -289,16 +328,16 @@ mod tests {
     }
 
     #[test]
-    fn accesses_fill_their_clusters_only_and_are_recorded() {
+    fn accesses_fill_their_pages_only_and_are_recorded() {
         let Some((file, faults)) = image_and_faults() else { return };
         let memory = memory("anonymous").unwrap();
 
         let demand = OnDemand::start(faults, &memory, file, &[], false, fail).unwrap();
-        check_contents(&memory, [3, 999, 4, 2047].into_iter());
+        check_contents(&memory, [2047, 3, 999, 4, 3].into_iter());
 
-        let clusters = [0, 999 / 16 * CLUSTER, 2047 / 16 * CLUSTER];
-        assert_eq!(demand.recorded(), clusters);
-        assert_eq!(resident(&memory), 3 * CLUSTER);
+        let pages = [3..5, 999..1000, 2047..2048];
+        assert_eq!(demand.recorded(), pages.map(|pages| pages.start * 4096..pages.end * 4096));
+        assert_eq!(resident(&memory), 4 * 4096);
     }
 
     #[test]
@@ -306,11 +345,11 @@ mod tests {
         let Some((file, faults)) = image_and_faults() else { return };
         let memory = memory("anonymous").unwrap();
 
-        let order = [5 * CLUSTER, 9 * CLUSTER];
+        let order = [5 * CLUSTER..6 * CLUSTER, 9 * CLUSTER..9 * CLUSTER + 4096];
         let demand = OnDemand::start(faults, &memory, file, &order, false, fail).unwrap();
 
-        assert_eq!(resident(&memory), 2 * CLUSTER);
-        check_contents(&memory, (5 * 16..6 * 16).chain(9 * 16..10 * 16));
+        assert_eq!(resident(&memory), CLUSTER + 4096);
+        check_contents(&memory, (5 * 16..6 * 16).chain([9 * 16]));
         assert!(demand.recorded().is_empty());
     }
 
@@ -370,7 +409,8 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         image::save(&saved, &PageMap::open().unwrap(), &file).unwrap();
 
-        let order = [37 * 4096];
+        // The part is in both regions, and a file may have any ends.
+        let order = [35 * 4096 + 512..38 * 4096 - 512, 86 * 4096..1 << 40];
         let demand =
             OnDemand::start(faults, &restored, Arc::new(file), &order, false, fail).unwrap();
 
@@ -378,7 +418,7 @@ mod tests {
             let word: u64 = restored.map().read_obj(GuestAddress(START + page * 4096)).unwrap();
             assert_eq!(word, page + 1);
         }
-        assert!(!demand.recorded().contains(&order[0]));
+        assert_eq!(demand.recorded(), [0..35 * 4096, 38 * 4096..86 * 4096]);
         assert!(!demand.is_complete());
     }
 }

@@ -4,7 +4,7 @@
 //! [`Start`] is created before there is memory, because a missing kernel is reported first, and
 //! [`PlacedStart`] when memory exists but the VM does not.
 
-use std::{fs::File, io, process, sync::Arc, thread};
+use std::{fs::File, io, ops::Range, process, sync::Arc, thread};
 
 use granule_types::units::{Bytes, GuestAddress};
 use kvm_ioctls::VmFd;
@@ -24,7 +24,7 @@ use crate::{
     kvm::pre_fault::{Chunk, Stage2Populator},
     memory::{
         GuestMemory, MemoryError, image,
-        on_demand::{OnDemand, part_at},
+        on_demand::{OnDemand, pages_of},
         user_faults::UserFaults,
     },
 };
@@ -176,16 +176,14 @@ fn populate_stage2(
     vm: &VmFd,
     vcpus: &GuestVcpus,
     memory: &GuestMemory,
-    order: &[u64],
+    order: &[Range<u64>],
 ) -> Result<(), VmError> {
     let Some(mut populator) = Stage2Populator::new(vm) else {
         return Ok(());
     };
     vcpus.fds.iter().take(1).try_for_each(|vcpu| populator.add_vcpu(vcpu))?;
-    for offset in order {
-        let Some((start, ram)) = image::region_at(memory, *offset) else { continue };
-        // A larger page may be incomplete: only what was filled is populated.
-        let part = part_at(ram, offset - start);
+    // A larger page may be incomplete: only what was filled is populated.
+    for (_, ram, part) in order.iter().flat_map(|part| pages_of(memory, part)) {
         let chunk = Chunk {
             start: GuestAddress(ram.start().0 + part.start),
             size: Bytes(part.end - part.start),

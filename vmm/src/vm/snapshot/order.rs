@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Order file: the parts of a snapshot's memory that a guest accesses after its restore, in their
-//! order. The first restore records them, and later ones copy them before the guest runs.
+//! Order file: the parts of a snapshot's memory that a guest accesses after its restore. The first
+//! restore records them, and later ones copy them before the guest runs.
 //!
 //! The first line names the format and the checksum of the memory, so that the file of another
-//! snapshot is recognised. Each other line is an offset in the memory file.
+//! snapshot is recognised. Each other line is a part: its offset in the memory file and its length, in
+//! bytes.
 
 use std::{
-    collections::BTreeSet,
     fs::{File, OpenOptions},
     io::{self, Read as _, Write as _},
+    ops::Range,
     path::Path,
 };
 
 use super::super::outcome::{VmError, failed};
 use crate::memory::on_demand::Order;
 
-const FORMAT: &str = "granule.order/1";
-/// Smallest page, of which offsets are multiples.
+const FORMAT: &str = "granule.order/2";
+/// Smallest page, of which offsets and lengths are multiples.
 const PAGE: u64 = 4096;
 /// Maximum size: the parts of some terabytes.
 const MAX_SIZE: u64 = 1 << 30;
@@ -53,16 +54,15 @@ impl OrderFile {
     }
 
     /// Returns the recorded order; `None` if this run records it.
-    pub fn order(&self) -> Option<&[u64]> {
+    pub fn order(&self) -> Option<&[Range<u64>]> {
         self.order.as_deref()
     }
 
     /// Writes the order of this run's accesses.
-    pub fn write(&self, order: &[u64]) -> Result<(), VmError> {
+    pub fn write(&self, order: &[Range<u64>]) -> Result<(), VmError> {
         let mut text = header(self.memory_crc);
-        let mut seen = BTreeSet::new();
-        for offset in order.iter().filter(|offset| seen.insert(**offset)) {
-            text += &format!("{offset}\n");
+        for part in order {
+            text += &format!("{} {}\n", part.start, part.end - part.start);
         }
         (&self.file).write_all(text.as_bytes()).map_err(failed(self.name.as_str()))
     }
@@ -76,11 +76,20 @@ fn parse(text: &str, memory_crc: u32) -> Result<Order, String> {
     let Some(lines) = text.strip_prefix(header(memory_crc).as_str()) else {
         return Err("it is not the order file of this snapshot: remove it to record it".to_owned());
     };
-    let offset = |line: &str| {
-        let offset = line.parse().ok().filter(|offset: &u64| offset.is_multiple_of(PAGE));
-        offset.ok_or_else(|| format!("'{line}' is not an offset: remove the file to record it"))
+    let part = |line: &str| {
+        parse_part(line).ok_or_else(|| {
+            format!("'{line}' is not an offset and a length: remove the file to record it")
+        })
     };
-    lines.lines().map(offset).collect()
+    lines.lines().map(part).collect()
+}
+
+fn parse_part(line: &str) -> Option<Range<u64>> {
+    let (offset, length) = line.split_once(' ')?;
+    let [start, length]: [u64; 2] = [offset.parse().ok()?, length.parse().ok()?];
+    let is_whole = start.is_multiple_of(PAGE) && length.is_multiple_of(PAGE);
+    let end = start.checked_add(length)?;
+    is_whole.then_some(start..end)
 }
 
 #[cfg(test)]
@@ -96,23 +105,26 @@ mod tests {
 
         let first = OrderFile::open(&path, 7).unwrap();
         assert_eq!(first.order(), None);
-        first.write(&[3 * PAGE, 0, 3 * PAGE]).unwrap();
+        first.write(&[0..PAGE, 3 * PAGE..9 * PAGE]).unwrap();
 
-        assert_eq!(OrderFile::open(&path, 7).unwrap().order().unwrap(), [3 * PAGE, 0]);
+        let order = OrderFile::open(&path, 7).unwrap();
+        assert_eq!(order.order().unwrap(), [0..PAGE, 3 * PAGE..9 * PAGE]);
     }
 
     #[test]
     fn the_file_of_another_snapshot_and_other_lines_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("order");
-        OrderFile::open(&path, 7).unwrap().write(&[0]).unwrap();
+        OrderFile::open(&path, 7).unwrap().write(&[]).unwrap();
         let refusal = |crc| {
             let error = OrderFile::open(&path, crc).unwrap_err();
             error.source().unwrap().to_string()
         };
 
         assert!(refusal(8).contains("not the order file of this snapshot"));
-        fs::write(&path, header(7) + "5\n").unwrap();
-        assert!(refusal(7).contains("'5' is not an offset"));
+        for line in ["5 4096", "4096", "0 5", "0 -1", "18446744073709547520 8192"] {
+            fs::write(&path, header(7) + line + "\n").unwrap();
+            assert!(refusal(7).contains(&format!("'{line}' is not an offset and a length")));
+        }
     }
 }
