@@ -22,7 +22,7 @@ use granule_vmm::vm::{
     run, terminal,
 };
 
-/// Options of the VM, which a snapshot contains.
+/// Options of the VM that only its snapshot decides after a restore.
 const VM_OPTIONS: &[&str] = &[
     "kernel",
     "initrd",
@@ -34,7 +34,6 @@ const VM_OPTIONS: &[&str] = &[
     "prefault",
     "disk",
     "net",
-    "vsock",
     "balloon",
     "ipa_bits",
     "dirty_log",
@@ -134,7 +133,8 @@ pub struct Args {
     #[allow(rustdoc::broken_intra_doc_links, reason = "not links")]
     /// Continue the VM of a snapshot: DIR[,memory=copy|map|userfaultfd][,order=FILE]. Memory is copied
     /// before the guest runs; mapped from the file, base pages only; or copied when it is accessed,
-    /// which FILE records for the next time. Options of the VM are those of the snapshot
+    /// which FILE records for the next time. Options of the VM are those of the snapshot, except that
+    /// --vsock can select another CID
     #[arg(
         long,
         value_name = "DIR[,…]",
@@ -190,7 +190,7 @@ pub fn run(args: Args) -> CommandResult {
         is_sandboxed: args.sandbox == Switch::On,
     };
     let source = match &args.restore {
-        Some(restore) => VmSource::Restore(restore.clone()),
+        Some(restore) => VmSource::Restore(RestoreConfig { vsock: args.vsock, ..restore.clone() }),
         None => VmSource::Boot(Box::new(vm_config(args))),
     };
     Ok(match run::run(&source, &options)? {

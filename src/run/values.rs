@@ -136,7 +136,7 @@ pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
         (mode, None) => mode,
         (_, Some(_)) => return Err("order=FILE needs memory=userfaultfd".to_owned()),
     };
-    Ok(RestoreConfig { directory: directory.into(), mode })
+    Ok(RestoreConfig { directory: directory.into(), mode, vsock: None })
 }
 
 pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {

@@ -47,7 +47,8 @@ exec chroot /root /bin/sh -c 'stty -echo; echo host is up; exec /bin/sh'
 /// Functions of the shell that build the initramfs of a guest, in the order of use.
 /// `install_programs PROGRAM…` copies programs and their libraries to `/tmp/g`. `modules NAME…`
 /// copies modules and their dependencies to `/m`, sorted in load order. `pack` reads `/init` from
-/// standard input and builds `/tmp/small.cpio`.
+/// standard input and builds `/tmp/small.cpio`. `request 'METHOD PATH'` sends a request to the control
+/// socket `/tmp/run/vm.sock`.
 const GUEST_FUNCTIONS: &str = r#"
 install_programs() {
     mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m && cp "$@" /tmp/g/bin/
@@ -64,6 +65,11 @@ modules() {
 pack() {
     cat >/tmp/g/init && chmod 755 /tmp/g/init
     (cd /tmp/g && find . | cpio -o -H newc --quiet) >/tmp/small.cpio
+}
+request() {
+    perl -MIO::Socket::UNIX -e '$s = IO::Socket::UNIX->new("/tmp/run/vm.sock") or die;
+        print $s "$ARGV[0] HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n"; $s->flush;
+        print while <$s>; print "\n"' "$1"
 }"#;
 
 pub struct EmulatedHost {

@@ -45,11 +45,6 @@ start() {
         --disk /tmp/disk --balloon on --vcpus 2 "$@"
 }
 restore() { run --restore "/tmp/run/saved$1"; }
-request() {
-    perl -MIO::Socket::UNIX -e '$s = IO::Socket::UNIX->new("/tmp/run/vm.sock") or die;
-        print $s "$ARGV[0] HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n"; $s->flush;
-        print while <$s>; print "\n"' "$1"
-}
 rounds() {
     until [ "$(grep -ac 'has ended' /tmp/out)" -ge $1 ]; do
         kill -0 $pid 2>/dev/null || break; sleep 0.3

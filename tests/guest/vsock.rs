@@ -5,9 +5,9 @@
 use super::host::EmulatedHost;
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest that
-/// connects to the host, accepts a connection, and runs a command; `exchange BOOT` transfers data
-/// on the host and prints the checksums of data sent and received; `send_command WORD` sends a
-/// command.
+/// connects to the host, accepts a connection, and runs commands; `exchange BOOT` transfers data
+/// on the host and prints the checksums of data sent and received; `send_command WORD [CID]` sends a
+/// command; `hold` makes the guest print what the host writes to file descriptor 9.
 const SHELL_FUNCTIONS: &str = r#"
 prepare() {
     cat >/tmp/peer <<'PEER'
@@ -48,30 +48,45 @@ busybox dd if=/dev/urandom of=/in bs=1000 count=400 2>/dev/null
 print_checksums() { echo "guest sent $(busybox md5sum </in) received $(busybox md5sum </out)"; }
 perl /peer connect 2 5000 </in >/out && print_checksums
 perl /peer listen 4294967295 6000 </in >/out && print_checksums
-word=$(perl /peer listen 4294967295 6001)
-echo "command <$word>"
-[ "$word" = reboot ] && busybox reboot -f
+while word=$(perl /peer listen 4294967295 6001); do
+    echo "command <$word>"
+    case $word in
+    reboot) busybox reboot -f ;;
+    hold) (perl /peer connect 2 5001 </dev/null; echo "connection has ended") & ;;
+    esac
+done
 while :; do busybox sleep 1000; done
 INIT
     dd if=/dev/urandom of=/tmp/in bs=1000 count=400 2>/dev/null
 }
 granule() {
-    exec /mnt/granule run --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --memory 96M \
-        --memory 64M --cmdline "console=ttyS0 quiet" --user nobody --vsock cid=42 </dev/null
+    exec /mnt/granule run --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --memory 96M --memory 64M \
+        --cmdline "console=ttyS0 quiet" --user nobody --vsock cid=42 "$@" </dev/null
 }
 listen() {
     perl /tmp/peer listen 4294967295 5000 </tmp/in >/tmp/received 2>/dev/null &
     listener=$!
 }
 run() {
-    : >/tmp/out # The output of the last run must not count.
+    out=/tmp/out; : >$out # The output of the last run must not count.
     listen
-    granule >/tmp/out 2>/tmp/err &
+    granule "$@" >$out 2>/tmp/err &
     pid=$!
+}
+restore() {
+    out=/tmp/restored; : >$out
+    /mnt/granule run --restore /tmp/run/saved --user nobody "$@" </dev/null >$out 2>&1 &
+    pid=$!
+}
+hold() {
+    mkfifo /tmp/fifo
+    perl /tmp/peer listen 4294967295 5001 </tmp/fifo >/dev/null 2>&1 &
+    exec 9>/tmp/fifo
+    send_command hold
 }
 print_checksums() { echo "host sent $(md5sum </tmp/in) received $(md5sum </tmp/received)"; }
 until_printed() {
-    until [ "$(grep -ac "$1" /tmp/out)" -ge $2 ]; do
+    until [ "$(grep -ac "$1" $out)" -ge $2 ]; do
         kill -0 $pid 2>/dev/null || break; sleep 0.5
     done
 }
@@ -80,9 +95,9 @@ exchange() {
     wait $listener && print_checksums
     perl /tmp/peer connect 42 6000 </tmp/in >/tmp/received && print_checksums
     until_printed 'listening at 6001' $1
-    grep -a 'guest sent' /tmp/out | tail -n 2; cat /tmp/err
+    grep -a 'guest sent' $out | tail -n 2; cat /tmp/err
 }
-send_command() { echo $1 | perl /tmp/peer connect 42 6001; }
+send_command() { echo $1 | perl /tmp/peer connect ${2:-42} 6001; }
 stop_guest() { kill $1 $pid; wait $pid; echo "status=$?"; cat /tmp/err; true; }
 "#;
 
@@ -133,4 +148,32 @@ fn data_flows_both_ways_in_each_boot_and_the_cid_is_released() {
         assert_eq!(parse_checksums(&output, "guest").len(), 2, "{output}");
         host.run(&format!("stop_guest {signal}"));
     }
+}
+
+#[test]
+#[ignore = "boots an emulated host: minutes"]
+fn connections_go_on_after_a_snapshot_and_are_closed_in_a_restored_guest() {
+    let mut host = EmulatedHost::boot();
+    host.prepare_guest(SHELL_FUNCTIONS);
+    host.run("modprobe vhost_vsock; mkdir -m 777 /tmp/run");
+    host.run("run --api-socket /tmp/run/vm.sock --snapshot /tmp/run/saved; exchange 1");
+    host.run("hold; echo first >&9; until_printed first 1");
+
+    let output = host.run("request 'POST /v1/snapshot'; echo second >&9; until_printed second 1");
+    assert!(output.contains("data_bytes"), "{output}");
+    let output = host.run("send_command more; until_printed '<more>' 1; cat /tmp/out /tmp/err");
+    assert!(output.contains("second"), "{output}");
+    assert!(output.contains("<more>"), "{output}");
+    assert!(!output.contains("has ended"), "{output}");
+
+    let output = host.run("restore; wait $pid; echo status=$?; cat $out");
+    assert!(output.contains("the CID 42 is taken"), "{output}");
+    host.run("restore --vsock cid=43; until_printed 'has ended' 1");
+    let output = host.run("send_command again 43; until_printed '<again>' 1; cat $out");
+    assert!(output.contains("connection has ended"), "{output}");
+    assert!(output.contains("<again>"), "{output}");
+    // The VM that was saved still has its connection.
+    let output = host.run("out=/tmp/out; echo third >&9; until_printed third 1; cat $out");
+    assert!(output.contains("third"), "{output}");
+    assert!(!output.contains("has ended"), "{output}");
 }

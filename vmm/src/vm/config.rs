@@ -160,6 +160,8 @@ pub struct RestoreConfig {
     pub directory: PathBuf,
     /// Way in which memory takes its contents from the file.
     pub mode: RestoreMode,
+    /// Vsock device in place of that of the snapshot, whose CID another guest may have.
+    pub vsock: Option<VsockConfig>,
 }
 
 /// Options of a run that are not part of the VM.

@@ -117,7 +117,16 @@ fn open_start(source: &VmSource) -> Result<(VmConfig, StartFiles), VmError> {
         VmSource::Boot(config) => (VmConfig::clone(config), StartFiles::boot(config)?),
         VmSource::Restore(restore) => {
             let snapshot = OpenSnapshot::open(&restore.directory)?;
-            (snapshot.state.config.clone(), StartFiles::restore(snapshot, &restore.mode)?)
+            let mut config = snapshot.state.config.clone();
+            match (restore.vsock, &mut config.devices.vsock) {
+                (Some(new), Some(saved)) => *saved = new,
+                (Some(_), None) => {
+                    let text = format!("{}: the VM has no --vsock", snapshot.name);
+                    return Err(VmError::Refused(text));
+                }
+                (None, _) => {}
+            }
+            (config, StartFiles::restore(snapshot, &restore.mode)?)
         }
     })
 }

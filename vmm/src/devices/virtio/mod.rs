@@ -137,6 +137,16 @@ pub trait VirtioDevice: Send {
         Ok(())
     }
 
+    /// Stops the backend before a snapshot, and returns the queues that it serves to `queues`, at its
+    /// positions. The device is activated again afterwards. On failure it stops until the driver
+    /// resets it.
+    fn suspend(&mut self, _queues: &mut Queues) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Continues the device of a snapshot, which had another backend. It is activated afterwards.
+    fn restored(&mut self) {}
+
     /// Writes to the host's storage what completed requests have changed, before a snapshot.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())

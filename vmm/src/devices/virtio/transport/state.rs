@@ -45,15 +45,11 @@ struct QueueRegisters {
 impl Transport {
     /// Implements [`MmioDevice::suspend`](crate::devices::MmioDevice::suspend).
     pub(super) fn suspend_device(&mut self) -> Result<DeviceState, String> {
-        if let Activity::Active(_) = self.device
-            && self.device_type == VIRTIO_ID_VSOCK
-        {
-            // The kernel's connections cannot be part of a file.
-            return Err("the host's kernel serves it (--vsock)".to_owned());
-        }
+        let mut suspended = Ok(());
         self.device = match mem::replace(&mut self.device, Activity::Lost) {
             Activity::Active(worker) => match worker.stop() {
-                Some(stopped) => {
+                Some(mut stopped) => {
+                    suspended = stopped.context.device.suspend(&mut stopped.queues);
                     self.keep_positions(&stopped.queues);
                     Activity::Suspended(stopped.context)
                 }
@@ -61,6 +57,11 @@ impl Transport {
             },
             other => other,
         };
+        if let Err(error) = suspended {
+            // Its positions are unknown.
+            self.interrupt.set_needs_reset();
+            return Err(error.to_string());
+        }
         match &mut self.device {
             Activity::Lost => return Err("its thread has failed".to_owned()),
             // Memory may refer to what the guest has written.
@@ -87,7 +88,8 @@ impl Transport {
         if self.device_type == VIRTIO_ID_BLOCK && state.config != self.config.bytes() {
             return refused("the disk has another size than when the snapshot was taken");
         }
-        if !self.config.replace(&state.config) {
+        // A vsock keeps the CID of this process, which the guest reads again.
+        if self.device_type != VIRTIO_ID_VSOCK && !self.config.replace(&state.config) {
             return refused("its configuration space has another size");
         }
         for (queue, saved) in self.queues.iter_mut().zip(&state.queues) {
@@ -102,8 +104,9 @@ impl Transport {
         };
         self.interrupt.restore(state.interrupt_status, state.needs_reset);
         if state.status & DRIVER_OK != 0
-            && let Activity::Inactive(context) = mem::replace(&mut self.device, Activity::Lost)
+            && let Activity::Inactive(mut context) = mem::replace(&mut self.device, Activity::Lost)
         {
+            context.device.restored();
             self.device = Activity::Suspended(context);
         }
         Ok(())

@@ -5,7 +5,8 @@
 //! activation passes the features, the addresses of guest memory in this process and those of the
 //! queues, then starts the backend. Before each access to a queue, the kernel checks for a stop
 //! ([`ActiveBackend`]) under the queue's lock. Stopping the backend takes these locks; the kernel
-//! accesses no queue or buffer afterwards.
+//! accesses no queue or buffer afterwards. Its position in an available ring is then that of the next
+//! request, and in a used ring the index that it has written there.
 //!
 //! The kernel translates the guest addresses in descriptors by the memory table. Rings are passed
 //! as addresses in this process, and the kernel assumes that each ring is contiguous there. A ring
@@ -13,9 +14,9 @@
 //! region.
 
 use std::{
-    fmt, io,
+    fmt, io, mem,
     os::fd::{AsRawFd, RawFd},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
 };
 
 use vhost::{
@@ -149,7 +150,7 @@ impl VsockBackend {
                 .set_vring_addr(index, &config)
                 .map_err(call("setting a queue's addresses (VHOST_SET_VRING_ADDR)"))?;
             bound
-                .set_vring_base(index, 0)
+                .set_vring_base(index, queue.rings.next_avail())
                 .map_err(call("setting a queue's base (VHOST_SET_VRING_BASE)"))?;
             bound
                 .set_vring_call(index, call_event)
@@ -162,20 +163,35 @@ impl VsockBackend {
                 .map_err(call("setting a notification event (VHOST_SET_VRING_KICK)"))?;
         }
         self.device.start().map_err(call("starting the backend (VHOST_VSOCK_SET_RUNNING)"))?;
-        Ok(ActiveBackend { device: Arc::clone(&self.device), queues })
+        let interrupt = Arc::clone(&queues[RECEIVE_QUEUE].interrupt);
+        Ok(ActiveBackend { device: Arc::clone(&self.device), interrupt, queues: queues.into() })
     }
 }
 
 /// Running backend. Dropping it stops the kernel, which then accesses no queue and no buffer.
 pub(super) struct ActiveBackend {
     device: Arc<KernelDevice>,
+    pub(super) interrupt: Arc<Interrupt>,
     /// Queues, which own the memory that the kernel accesses.
-    queues: [Queue; 2],
+    queues: Vec<Queue>,
 }
 
 impl ActiveBackend {
-    pub(super) fn interrupt(&self) -> &Interrupt {
-        &self.queues[RECEIVE_QUEUE].interrupt
+    /// Stops the kernel between two packets. Returns the queues, at the positions that it has
+    /// reached. Its connections stay: a later [`VsockBackend::start`] continues them.
+    pub(super) fn stop(mut self) -> Result<Vec<Queue>, DeviceError> {
+        let stopping = DeviceError::host_call("stopping the backend (VHOST_VSOCK_SET_RUNNING)");
+        let reading = DeviceError::host_call("reading a queue's base (VHOST_GET_VRING_BASE)");
+        self.device.stop().map_err(kernel_error).map_err(stopping)?;
+        let mut queues = mem::take(&mut self.queues);
+        for (index, queue) in queues.iter_mut().enumerate() {
+            let next = self.device.get_vring_base(index).map_err(kernel_error);
+            let next = next.and_then(|next| u16::try_from(next).map_err(io::Error::other));
+            queue.rings.set_next_avail(next.map_err(&reading)?);
+            let used = queue.rings.used_idx(queue.memory.map(), Ordering::Acquire)?;
+            queue.rings.set_next_used(used.0);
+        }
+        Ok(queues)
     }
 }
 

@@ -6,17 +6,19 @@
 //! receive and transmit queues on the ioeventfds and accesses queues and buffers from its own
 //! thread. The worker of this device does not serve these two queues. When the kernel signals used
 //! buffers, the worker sets the cause in the interrupt status register, which the kernel cannot do,
-//! and raises the interrupt. The event queue stays unused: its only event reports a migration.
+//! and raises the interrupt. The event queue has one event, which a guest receives that continues from
+//! a snapshot: its connections are gone, and it closes them and reads its CID again (section 5.10.6.7).
 //!
 //! The kernel is stopped before a reset completes, before the device is dropped, and when it
 //! reports an invalid ring or packet; it accesses no guest memory afterwards. Pausing the VM only
 //! stops its vCPUs: the kernel still writes arriving data to the buffers that the guest has
-//! provided. Like all device writes, these are not in KVM's dirty log. Peers on the host detect a
-//! reboot of the guest when they next send, and when this process ends.
+//! provided. Like all device writes, these are not in KVM's dirty log. While a snapshot is taken, the
+//! kernel is stopped, and connections wait. Peers on the host detect a reboot of the guest when they
+//! next send, and when this process ends.
 
 mod backend;
 
-use std::os::fd::BorrowedFd;
+use std::{os::fd::BorrowedFd, sync::Arc};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::eventfd::EventFd;
@@ -31,6 +33,9 @@ use backend::{ActiveBackend, vsock_error};
 
 const RECEIVE_QUEUE: usize = 0;
 const TRANSMIT_QUEUE: usize = 1;
+const EVENT_QUEUE: usize = 2;
+/// The event of a guest whose connections are gone, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`.
+const TRANSPORT_RESET: u32 = 0;
 
 /// Vsock device.
 #[allow(missing_debug_implementations, reason = "its backend does not implement Debug")]
@@ -41,6 +46,8 @@ pub struct Vsock {
     /// Event that the kernel signals for an invalid ring or packet.
     err_event: EventFd,
     active_backend: Option<ActiveBackend>,
+    /// The guest does not know yet that its connections are gone.
+    owes_reset_event: bool,
 }
 
 impl Vsock {
@@ -48,7 +55,8 @@ impl Vsock {
     pub fn new(backend: VsockBackend) -> Result<Self, BackendError> {
         backend.set_owner()?;
         let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(vsock_error("creating its events"));
-        Ok(Self { backend, call_event: event()?, err_event: event()?, active_backend: None })
+        let [call_event, err_event] = [event()?, event()?];
+        Ok(Self { backend, call_event, err_event, active_backend: None, owes_reset_event: false })
     }
 }
 
@@ -78,8 +86,16 @@ impl VirtioDevice for Vsock {
         Ok(())
     }
 
-    /// Leaves the buffers in the event queue, as the device sends no events.
-    fn process_queue(&mut self, _: usize, _: &mut Queue) -> Result<(), DeviceError> {
+    /// Sends the event that the guest has to receive; other buffers stay in the event queue.
+    fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError> {
+        if index == EVENT_QUEUE
+            && self.owes_reset_event
+            && let Some(chain) = queue.pop()?
+        {
+            let written = chain.write(0, &TRANSPORT_RESET.to_le_bytes());
+            queue.complete(chain.head_index, written)?;
+            self.owes_reset_event = false;
+        }
         Ok(())
     }
 
@@ -92,7 +108,7 @@ impl VirtioDevice for Vsock {
 
     fn process_backend(&mut self, _: &mut Queues) -> Result<(), DeviceError> {
         if let (Ok(_), Some(active)) = (self.call_event.read(), &self.active_backend) {
-            active.interrupt().signal_used();
+            active.interrupt.signal_used();
         }
         if self.err_event.read().is_ok() {
             self.active_backend = None;
@@ -102,8 +118,28 @@ impl VirtioDevice for Vsock {
         Ok(())
     }
 
+    fn suspend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
+        let Some(active) = self.active_backend.take() else {
+            return Ok(());
+        };
+        let interrupt = Arc::clone(&active.interrupt);
+        for (place, queue) in queues.iter_mut().zip(active.stop()?) {
+            *place = Some(queue);
+        }
+        // The worker has stopped before it has read the event.
+        if self.call_event.read().is_ok() {
+            interrupt.signal_used();
+        }
+        Ok(())
+    }
+
+    fn restored(&mut self) {
+        self.owes_reset_event = true;
+    }
+
     fn reset(&mut self) {
         self.active_backend = None;
+        self.owes_reset_event = false;
     }
 }
 
