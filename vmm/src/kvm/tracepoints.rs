@@ -110,15 +110,16 @@ pub fn set_filter(counter: Counter, filter: &CStr) -> io::Result<Counter> {
     Ok(counter)
 }
 
-/// Returns the content of a file of a KVM tracepoint.
+/// Returns the content of a file of a tracepoint: `GROUP/NAME`, or the name of one of KVM.
 pub fn read_event_file(tracefs: Option<&Path>, tracepoint: &str, file: &str) -> io::Result<String> {
     let no_tracefs = || format!("no tracefs at {} or {}", TRACEFS_MOUNTS[0], TRACEFS_MOUNTS[1]);
     let tracefs = tracefs.ok_or_else(|| io::Error::other(no_tracefs()))?;
-    let path = tracefs.join("events/kvm").join(tracepoint).join(file);
+    let (group, name) = tracepoint.split_once('/').unwrap_or(("kvm", tracepoint));
+    let path = tracefs.join("events").join(group).join(name).join(file);
     fs::read_to_string(&path).map_err(|error| add_cause(&path.display().to_string(), error))
 }
 
-/// Returns the event of a KVM tracepoint.
+/// Returns the event of a tracepoint, by its name as [`read_event_file`] takes it.
 pub fn find_event(tracefs: Option<&Path>, tracepoint: &str) -> io::Result<Tracepoint> {
     let id = read_event_file(tracefs, tracepoint, "id")?;
     Ok(Tracepoint::with_id(id.trim().parse().map_err(io::Error::other)?))

@@ -3,7 +3,8 @@
 //! entry of the same vCPU into the guest, as a histogram for each type and level.
 //!
 //! It includes all that delays the vCPU: locks, the allocation of the page, the userfaultfd handler,
-//! other threads on its CPU. A thread reads the samples periodically. Those of several buffers are
+//! other threads on its CPU. `lock-wait` is the part of it in which the vCPU waits for locks of the
+//! kernel, such as the mmu_lock and the mmap_lock, as a histogram of the faults that wait. A thread reads the samples periodically. Those of several buffers are
 //! ordered only up to the time at which a reading began, so later ones wait for the next reading.
 
 use std::{
@@ -32,6 +33,9 @@ use crate::{
 /// Time between two readings, in which a buffer must not become full.
 const READ_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
+/// Name of the histogram of waits for locks.
+const LOCK_WAIT: &str = "lock-wait";
+
 /// Stalls of the vCPUs of a process.
 #[derive(Debug)]
 pub struct FaultStalls {
@@ -46,8 +50,10 @@ impl FaultStalls {
     /// # Errors
     /// The host does not trace faults by level, or not for this process.
     pub fn open() -> io::Result<Self> {
-        let recorder =
-            Recorder { trace: FaultTrace::open()?, stalls: Stalls::new(host::fault_names()) };
+        let trace = FaultTrace::open()?;
+        let lock_wait = trace.has_lock_waits().then_some(LOCK_WAIT);
+        let stalls = Stalls::new(host::fault_names().chain(lock_wait));
+        let recorder = Recorder { trace, stalls };
         Ok(Self { recorder: Arc::new(Mutex::new(recorder)), reader: None })
     }
 
@@ -96,13 +102,24 @@ impl Recorder {
     }
 }
 
+/// A fault of a vCPU that has not entered the guest since.
+#[derive(Debug)]
+struct PendingFault {
+    name: &'static str,
+    start: u64,
+    /// Starts of the waits for locks that have not ended, the outermost first.
+    waits: Vec<u64>,
+    /// Time of the waits that have ended, without those within others.
+    waited: u64,
+}
+
 /// Pairs of faults and entries.
 #[derive(Debug)]
 struct Stalls {
     /// Samples that are not ordered yet.
     samples: Vec<Sample>,
-    /// Time and name of the fault of each thread that has not entered the guest since.
-    pending: HashMap<u32, (u64, &'static str)>,
+    /// Fault of each thread that has not entered the guest since.
+    pending: HashMap<u32, PendingFault>,
     /// Histograms of all names, so that a count of 0 is not absent.
     histograms: BTreeMap<&'static str, StallHistogram>,
     lost: u64,
@@ -123,21 +140,43 @@ impl Stalls {
         // The sort is stable, and a buffer is in order.
         self.samples.sort_by_key(|sample| sample.nanoseconds);
         let count = self.samples.partition_point(|sample| sample.nanoseconds <= end);
-        for sample in self.samples.drain(..count) {
+        let Self { samples, pending, histograms, lost } = self;
+        let mut record = |name, nanoseconds| {
+            let stall = Duration::from_nanos(nanoseconds);
+            histograms.entry(name).or_insert_with(StallHistogram::default).record(stall);
+        };
+        for sample in samples.drain(..count) {
             match sample.event {
                 TracedEvent::Fault(name) => {
-                    self.pending.insert(sample.thread, (sample.nanoseconds, name));
+                    let start = sample.nanoseconds;
+                    let fault = PendingFault { name, start, waits: Vec::new(), waited: 0 };
+                    pending.insert(sample.thread, fault);
+                }
+                TracedEvent::LockWait => {
+                    if let Some(fault) = pending.get_mut(&sample.thread) {
+                        fault.waits.push(sample.nanoseconds);
+                    }
+                }
+                TracedEvent::LockWaitEnd => {
+                    if let Some(fault) = pending.get_mut(&sample.thread)
+                        && let Some(start) = fault.waits.pop()
+                        && fault.waits.is_empty()
+                    {
+                        fault.waited += sample.nanoseconds - start;
+                    }
                 }
                 TracedEvent::Entry => {
-                    if let Some((start, name)) = self.pending.remove(&sample.thread) {
-                        let stall = Duration::from_nanos(sample.nanoseconds - start);
-                        self.histograms.entry(name).or_default().record(stall);
+                    if let Some(fault) = pending.remove(&sample.thread) {
+                        record(fault.name, sample.nanoseconds - fault.start);
+                        if fault.waited > 0 {
+                            record(LOCK_WAIT, fault.waited);
+                        }
                     }
                 }
                 TracedEvent::Lost(count) => {
                     // The entry that ends a pending stall may be lost.
-                    self.lost += count;
-                    self.pending.clear();
+                    *lost += count;
+                    pending.clear();
                 }
             }
         }
@@ -178,6 +217,30 @@ mod tests {
 
         assert_eq!(total(&stalls, "translation.level2"), (1, 30));
         assert_eq!(total(&stalls, "permission.level3"), (1, 5));
+    }
+
+    #[test]
+    fn waits_for_locks_in_a_fault_are_summed_without_those_within_others() {
+        let mut stalls = Stalls::new(std::iter::empty());
+        stalls.samples = vec![
+            sample(5, 1, TracedEvent::LockWait),
+            sample(8, 1, TracedEvent::LockWaitEnd),
+            sample(10, 1, TracedEvent::Fault("translation.level3")),
+            sample(20, 1, TracedEvent::LockWait),
+            sample(30, 1, TracedEvent::LockWait),
+            sample(35, 1, TracedEvent::LockWaitEnd),
+            sample(40, 1, TracedEvent::LockWaitEnd),
+            sample(50, 1, TracedEvent::LockWait),
+            sample(51, 1, TracedEvent::LockWaitEnd),
+            sample(60, 1, TracedEvent::Entry),
+            sample(70, 1, TracedEvent::Fault("translation.level3")),
+            sample(80, 1, TracedEvent::Entry),
+        ];
+
+        stalls.record_until(100);
+
+        assert_eq!(total(&stalls, LOCK_WAIT), (1, 21));
+        assert_eq!(total(&stalls, "translation.level3"), (2, 60));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Samples of stage-2 faults, and of entries into the guest, of the threads of this process.
+//! Samples of stage-2 faults, entries into the guest and waits for locks of the kernel, of the threads
+//! of this process.
 //!
 //! The kernel writes a sample of each event, with its thread and time, to the ring buffer of the CPU
 //! that executes it. There is one buffer a CPU and tracepoint, because events that threads inherit
@@ -17,6 +18,12 @@ use crate::{
 
 /// Size of a buffer in bytes: about 3,500 samples.
 const BUFFER_SIZE: usize = 256 << 10;
+/// Tracepoints of the start and end of a wait for a lock (Linux 5.19). Waits may be nested: a thread
+/// that waits for a reader-writer lock can wait for the lock of its queue.
+const LOCK_WAITS: [(&str, TracedEvent); 2] = [
+    ("lock/contention_begin", TracedEvent::LockWait),
+    ("lock/contention_end", TracedEvent::LockWaitEnd),
+];
 
 /// An event of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +32,10 @@ pub enum TracedEvent {
     Fault(&'static str),
     /// An entry into the guest.
     Entry,
+    /// The start of a wait for a lock of the kernel.
+    LockWait,
+    /// The end of the last wait that has started.
+    LockWaitEnd,
     /// Samples that the kernel dropped because a buffer was full.
     Lost(u64),
 }
@@ -43,7 +54,8 @@ pub struct Sample {
 /// The buffers of all CPUs.
 pub struct FaultTrace {
     faults: Vec<Sampler>,
-    entries: Vec<Sampler>,
+    /// Samplers of the other events, which have no data.
+    others: Vec<(Sampler, TracedEvent)>,
     /// Place of the syndrome in the data of a fault.
     syndrome: Field,
 }
@@ -67,24 +79,33 @@ impl FaultTrace {
         let syndrome = Field::find(&format, field)
             .ok_or_else(|| io::Error::other(format!("{tracepoint} has no field '{field}'")))?;
         let cpus = fs::read_to_string("/sys/devices/system/cpu/online")?;
-        let (mut faults, mut entries) = (Vec::new(), Vec::new());
+        let has_locks = LOCK_WAITS.iter().all(|(name, _)| find_event(find_tracefs(), name).is_ok());
+        let locks = if has_locks { LOCK_WAITS.as_slice() } else { &[] };
+        let (mut faults, mut others) = (Vec::new(), Vec::new());
         for cpu in parse_cpu_list(&cpus) {
             faults.push(open_sampler(tracepoint, cpu)?);
-            entries.push(open_sampler("kvm_entry", cpu)?);
+            for (name, event) in [("kvm_entry", TracedEvent::Entry)].iter().chain(locks) {
+                others.push((open_sampler(name, cpu)?, *event));
+            }
         }
-        Ok(Self { faults, entries, syndrome })
+        Ok(Self { faults, others, syndrome })
+    }
+
+    /// Returns whether the trace has waits for locks.
+    pub fn has_lock_waits(&self) -> bool {
+        self.others.iter().any(|(_, event)| *event == TracedEvent::LockWait)
     }
 
     /// Moves all samples of the buffers to `samples`.
     pub fn drain(&mut self, samples: &mut Vec<Sample>) {
-        let Self { faults, entries, syndrome } = self;
+        let Self { faults, others, syndrome } = self;
         for sampler in faults {
             drain(sampler, samples, |data| {
                 host::fault_name(syndrome.read(data)?).map(TracedEvent::Fault)
             });
         }
-        for sampler in entries {
-            drain(sampler, samples, |_| Some(TracedEvent::Entry));
+        for (sampler, event) in others {
+            drain(sampler, samples, |_| Some(*event));
         }
     }
 }
