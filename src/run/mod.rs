@@ -14,8 +14,8 @@ use super::{
 };
 use granule_vmm::vm::{
     config::{
-        DiskConfig, MemoryZone, NetConfig, RestoreConfig, RunOptions, SerialModel, Stage2Prefault,
-        VirtioConfig, VmConfig, VmSource, VsockConfig,
+        DiskConfig, MemoryZone, NetConfig, RestoreConfig, RunOptions, SerialModel, SnapshotConfig,
+        Stage2Prefault, VirtioConfig, VmConfig, VmSource, VsockConfig,
     },
     outcome::VmOutcome,
     privileges::Identity,
@@ -125,10 +125,18 @@ pub struct Args {
     /// /v1/dirty/clear, /v1/balloon/SIZE, /v1/snapshot
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
-    /// Directory for snapshots of the VM, which POST /v1/snapshot of the control socket takes; it is
-    /// created if it does not exist
-    #[arg(long, value_name = "DIR", requires = "api_socket")]
-    snapshot: Option<PathBuf>,
+    // Clap would print escapes of the brackets.
+    #[allow(rustdoc::broken_intra_doc_links, reason = "not links")]
+    /// Directory for snapshots of the VM, which POST /v1/snapshot of the control socket takes:
+    /// DIR[,incremental=on]; it is created if it does not exist. With incremental=on, snapshots after
+    /// the first one write only the pages that changed since the last one
+    #[arg(
+        long,
+        value_name = "DIR[,…]",
+        requires = "api_socket",
+        value_parser = values::parse_snapshot
+    )]
+    snapshot: Option<SnapshotConfig>,
     // Clap would print escapes of the brackets.
     #[allow(rustdoc::broken_intra_doc_links, reason = "not links")]
     /// Continue the VM of a snapshot: DIR[,memory=copy|map|userfaultfd][,order=FILE]. Memory is copied
@@ -185,7 +193,7 @@ pub fn run(args: Args) -> CommandResult {
         measures_fault_stalls: args.fault_stalls == Switch::On,
         stats: args.stats.clone(),
         api_socket: args.api_socket.clone(),
-        snapshot_directory: args.snapshot.clone(),
+        snapshots: args.snapshot.clone(),
         identity,
         is_sandboxed: args.sandbox == Switch::On,
     };

@@ -5,6 +5,7 @@
 //! --memory SIZE[,backing=…][,prefault=on][,shared=on][,align=…][,host-numa-node=N]
 //! --prefault stage2[,background=on]
 //! --disk PATH[,readonly=on]
+//! --snapshot DIR[,incremental=on]
 //! --restore DIR[,memory=copy|map|userfaultfd][,order=FILE]
 //! --net tap=NAME[,mac=…]
 //! --vsock cid=N
@@ -14,7 +15,8 @@ use granule_types::{backing::Backing, units::Bytes};
 use granule_vmm::{
     devices::virtio::net::MacAddress,
     vm::config::{
-        DiskConfig, MemoryZone, NetConfig, RestoreConfig, RestoreMode, Stage2Prefault, VsockConfig,
+        DiskConfig, MemoryZone, NetConfig, RestoreConfig, RestoreMode, SnapshotConfig,
+        Stage2Prefault, VsockConfig,
     },
 };
 
@@ -109,7 +111,6 @@ pub fn parse_prefault(text: &str) -> Result<Stage2Prefault, String> {
     }
 }
 
-/// Parses a disk. A path may contain commas, so only a final `readonly=` is an option.
 pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
     let mut parts = text.split(',');
     let directory = parts.next().unwrap_or_default();
@@ -139,6 +140,20 @@ pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
     Ok(RestoreConfig { directory: directory.into(), mode, vsock: None })
 }
 
+/// Parses a directory for snapshots. A path may contain commas, so only a final `incremental=` is an
+/// option.
+pub fn parse_snapshot(text: &str) -> Result<SnapshotConfig, String> {
+    let (directory, is_incremental) = match text.rsplit_once(",incremental=") {
+        Some((directory, value)) => (directory, parse_switch("incremental", value)?),
+        None => (text, false),
+    };
+    if directory.is_empty() {
+        return Err("the directory is missing: use DIR[,incremental=on]".to_owned());
+    }
+    Ok(SnapshotConfig { directory: directory.into(), is_incremental })
+}
+
+/// Parses a disk. A path may contain commas, so only a final `readonly=` is an option.
 pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {
     let (path, is_read_only) = match text.rsplit_once(",readonly=") {
         Some((path, value)) => (path, parse_switch("readonly", value)?),
@@ -240,6 +255,18 @@ mod tests {
     }
 
     #[test]
+    fn snapshots_are_full_by_default_and_their_path_may_contain_commas() {
+        for (text, path, is_incremental) in [
+            ("/a,b", "/a,b", false),
+            ("a,incremental=on", "a", true),
+            ("a,incremental=off", "a", false),
+        ] {
+            let expected = SnapshotConfig { directory: path.into(), is_incremental };
+            assert_eq!(parse_snapshot(text), Ok(expected));
+        }
+    }
+
+    #[test]
     fn a_vsock_device_has_a_valid_guest_cid() {
         for (text, cid) in [("cid=3", 3), ("cid=4294967294", 4_294_967_294)] {
             assert_eq!(parse_vsock(text), Ok(VsockConfig { cid }));
@@ -274,6 +301,8 @@ mod tests {
             (zone("1G,backing=anonymous_hugetlb_2mb,shared=on"), "shared_hugetlb"),
             (disk("d.img,readonly=yes"), "on or off"),
             (disk(",readonly=on"), "missing"),
+            (parse_snapshot(",incremental=on").map(drop), "missing"),
+            (parse_snapshot("a,incremental=yes").map(drop), "on or off"),
             (prefault("on"), "use stage2"),
             (prefault("stage2,threads=4"), "unknown option"),
             (prefault("stage2,background=yes"), "on or off"),

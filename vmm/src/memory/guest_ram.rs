@@ -2,7 +2,14 @@
 //! Regions of guest memory, each mapped in this process, and all regions as one `vm-memory` map.
 
 use std::{
-    collections::BTreeMap, fmt::Display, fs::File, ops::Range, path::Path, sync::Arc, thread,
+    collections::BTreeMap,
+    fmt::Display,
+    fs::File,
+    num::NonZero,
+    ops::Range,
+    path::Path,
+    sync::{Arc, OnceLock},
+    thread,
 };
 
 use granule_types::{
@@ -10,7 +17,7 @@ use granule_types::{
     record::ResidentPages,
     units::{Bytes, GuestAddress, HostVirtAddr},
 };
-use vm_memory::{GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
+use vm_memory::{GuestMemoryMmap, GuestRegionMmap, bitmap::AtomicBitmap, mmap::MmapRegionBuilder};
 
 use super::{
     BackingPlan, HostPages, MemoryError, PageMap, PageType, Residency, block_size,
@@ -23,6 +30,8 @@ pub struct GuestRam {
     start: GuestAddress,
     mapping: Mapping,
     options: RamOptions,
+    /// Base pages that devices write, while their writes are logged. KVM logs those of vCPUs only.
+    device_writes: OnceLock<AtomicBitmap>,
 }
 
 /// Options of a region of guest memory.
@@ -75,7 +84,7 @@ impl GuestRam {
             }
             mapping.bind_to_node(node)?;
         }
-        let ram = Self { start, mapping, options };
+        let ram = Self { start, mapping, options, device_writes: OnceLock::new() };
         ram.populate()?;
         Ok(Arc::new(ram))
     }
@@ -103,12 +112,45 @@ impl GuestRam {
         if let Some(node) = options.node {
             mapping.bind_to_node(node)?;
         }
-        Ok(Arc::new(Self { start, mapping, options }))
+        Ok(Arc::new(Self { start, mapping, options, device_writes: OnceLock::new() }))
     }
 
-    /// Returns the parts that have contents, as offsets; others are zero.
-    pub(super) fn data_ranges(&self, pages: &PageMap) -> Result<Vec<Range<u64>>, MemoryError> {
-        self.mapping.data_ranges(pages)
+    /// Returns the parts of a range that have contents, as offsets; others are zero. The ends of the
+    /// range are multiples of the base page size.
+    pub(super) fn data_ranges(
+        &self,
+        pages: &PageMap,
+        range: Range<u64>,
+    ) -> Result<Vec<Range<u64>>, MemoryError> {
+        self.mapping.data_ranges(pages, range)
+    }
+
+    /// Starts to log the writes of devices, as base pages; an earlier log is kept.
+    pub fn log_device_writes(&self) {
+        self.device_writes.get_or_init(|| {
+            let page = usize::try_from(self.plan().base_page_size().0).ok();
+            let page = page.and_then(NonZero::new).unwrap_or(NonZero::<usize>::MIN);
+            AtomicBitmap::new(self.mapping.len(), page)
+        });
+    }
+
+    /// Returns the pages that devices wrote since the last call, one bit each, lowest first; none if
+    /// they are not logged.
+    pub fn take_device_writes(&self) -> Vec<u64> {
+        self.device_writes.get().map(AtomicBitmap::get_and_reset).unwrap_or_default()
+    }
+
+    /// Logs a write to the part of a guest address range that is in this region.
+    fn mark_device_write(&self, start: u64, end: u64) {
+        let Some(writes) = self.device_writes.get() else { return };
+        let own = self.start.0;
+        let first = start.max(own) - own;
+        let last = end.min(own + self.size().0).saturating_sub(own);
+        if let Some(length) = last.checked_sub(first)
+            && let (Ok(first), Ok(length)) = (usize::try_from(first), usize::try_from(length))
+        {
+            writes.set_addr_range(first, length);
+        }
     }
 
     /// Returns the plan of the backing.
@@ -307,8 +349,15 @@ impl GuestMemory {
     #[must_use]
     pub fn discard(&self, start: GuestAddress, length: Bytes) -> Bytes {
         let end = start.0.saturating_add(length.0);
+        self.mark_device_write(start, length);
         let discarded = self.rams.iter().map(|ram| ram.discard(start.0, end)).sum();
         Bytes(discarded)
+    }
+
+    /// Logs that a device writes a range of guest addresses, if writes of devices are logged.
+    pub fn mark_device_write(&self, start: GuestAddress, length: Bytes) {
+        let end = start.0.saturating_add(length.0);
+        self.rams.iter().for_each(|ram| ram.mark_device_write(start.0, end));
     }
 
     /// Returns the regions, in the order passed to [`Self::new`].

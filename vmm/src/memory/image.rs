@@ -15,9 +15,9 @@ use vm_memory::Bytes as _;
 use super::{GuestMemory, GuestRam, MemoryError, PageMap};
 
 /// Granule in which zeros are recognised. Offsets in the file are multiples of it.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Bytes that are copied at once.
-const CHUNK: usize = 1 << 20;
+pub(super) const CHUNK: usize = 1 << 20;
 
 /// Amount and checksum of the data in an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub fn save(
     let mut pages = Pages::default();
     let mut buffer = vec![0; CHUNK];
     for (start, ram) in file_offsets(memory) {
-        for part in ram.data_ranges(page_map)? {
+        for part in ram.data_ranges(page_map, 0..ram.size().0)? {
             for (offset, length) in chunks(part) {
                 let bytes = &mut buffer[..length];
                 memory
@@ -109,7 +109,8 @@ pub fn file_offsets(memory: &GuestMemory) -> impl Iterator<Item = (u64, &GuestRa
     })
 }
 
-fn size(memory: &GuestMemory) -> Bytes {
+/// Returns the size of an image of this memory.
+pub fn size(memory: &GuestMemory) -> Bytes {
     Bytes(memory.regions().iter().map(|ram| ram.size().0).sum())
 }
 
@@ -133,7 +134,7 @@ pub(super) fn file_data(file: &File, range: Range<u64>) -> io::Result<Vec<Range<
 }
 
 /// Splits a range, whose ends are multiples of [`PAGE`], into offsets and lengths of chunks.
-fn chunks(range: Range<u64>) -> impl Iterator<Item = (u64, usize)> {
+pub(super) fn chunks(range: Range<u64>) -> impl Iterator<Item = (u64, usize)> {
     let start = range.start / PAGE as u64 * PAGE as u64;
     let end = range.end.next_multiple_of(PAGE as u64);
     (start..end)

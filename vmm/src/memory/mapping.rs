@@ -281,19 +281,25 @@ impl Mapping {
         }
     }
 
-    /// Returns the parts that have contents, as offsets; others are zero.
-    pub fn data_ranges(&self, pages: &PageMap) -> Result<Vec<Range<u64>>, MemoryError> {
-        let size = self.len as u64;
+    /// Returns the parts of a range that have contents, as offsets; others are zero. The ends of the
+    /// range are multiples of the base page size.
+    pub fn data_ranges(
+        &self,
+        pages: &PageMap,
+        range: Range<u64>,
+    ) -> Result<Vec<Range<u64>>, MemoryError> {
         match &self.memfd {
-            _ if self.image.is_some() => Ok(iter::once(0..size).collect()),
+            _ if self.image.is_some() => Ok(iter::once(range).collect()),
             // The page map lacks pages of a file in swap. Hugetlb pages are never in swap, and their
             // file reports no holes.
-            Some(file) if !self.plan.is_hugetlb() => file_data(file, 0..size)
+            Some(file) if !self.plan.is_hugetlb() => file_data(file, range)
                 .map_err(|error| self.error("finding the memory's pages (lseek)", error)),
             _ => {
                 let start = self.memory.addr() as u64;
-                let range = HostVirtAddr(start)..HostVirtAddr(start + size);
-                pages.existing_pages(&range, self.plan.base_page_size())
+                let at = HostVirtAddr(start + range.start)..HostVirtAddr(start + range.end);
+                let parts = pages.existing_pages(&at, self.plan.base_page_size())?;
+                let parts = parts.into_iter();
+                Ok(parts.map(|part| range.start + part.start..range.start + part.end).collect())
             }
         }
     }

@@ -16,11 +16,14 @@
 //! To add a backing, add a variant to `Backing` and resolve the compiler errors: its names in
 //! `granule_types::backing`, its page type in [`BackingPlan::new`].
 
+pub mod changes;
 mod guest_ram;
 mod host_pages;
 pub mod image;
+pub mod layers;
 mod mapping;
 pub mod on_demand;
+mod page_set;
 mod pagemap;
 mod plan;
 mod residency;
@@ -28,6 +31,7 @@ pub mod user_faults;
 
 pub use guest_ram::{GuestMemory, GuestRam, RamOptions};
 pub use host_pages::{HostPages, HugetlbPool};
+pub use page_set::PageSet;
 pub use pagemap::PageMap;
 pub use plan::BackingPlan;
 pub use residency::{Residency, kib_field};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory that is filled from an [image](super::image) when it is first accessed.
+//! Memory that is filled from an [image](super::layers) when it is first accessed.
 //!
 //! All regions are registered for [faults](super::user_faults) before anything accesses them. One
 //! thread answers the faults of vCPUs, devices and KVM; another one fills the other pages beside
@@ -12,10 +12,9 @@
 //! at the end.
 
 use std::{
-    fs::File,
     io,
     ops::Range,
-    os::{fd::AsFd as _, unix::fs::FileExt as _},
+    os::fd::AsFd as _,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -32,7 +31,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     GuestMemory, GuestRam, MemoryError,
-    image::{file_data, file_offsets},
+    image::file_offsets,
+    layers::{LayeredImage, join},
     user_faults::UserFaults,
 };
 use crate::scoped_thread::{ScopedThread, borrow_event};
@@ -60,7 +60,7 @@ pub struct OnDemand {
 #[derive(Debug)]
 struct Source {
     faults: UserFaults,
-    image: Arc<File>,
+    image: LayeredImage,
     memory: GuestMemory,
     /// Bytes that are filled for a fault, unless its page is larger.
     unit: u64,
@@ -77,7 +77,7 @@ impl OnDemand {
     pub fn start(
         faults: UserFaults,
         memory: &GuestMemory,
-        image: Arc<File>,
+        image: LayeredImage,
         order: &[Range<u64>],
         fills_all: bool,
         on_failure: impl Fn(io::Error) + Send + 'static,
@@ -179,7 +179,7 @@ impl Source {
     fn fill_all(&self, is_stopped: impl Fn() -> bool) -> io::Result<bool> {
         let mut buffer = Vec::new();
         for (start, ram) in file_offsets(&self.memory) {
-            for data in file_data(&self.image, start..start + ram.size().0)? {
+            for data in self.image.data(start..start + ram.size().0)? {
                 let mut at = data.start;
                 while at < data.end {
                     if is_stopped() {
@@ -253,19 +253,6 @@ pub fn pages_of<'a>(
     })
 }
 
-/// Sorts parts, and joins those that touch.
-fn join(mut parts: Vec<Range<u64>>) -> Order {
-    parts.sort_unstable_by_key(|part| part.start);
-    let mut joined = Order::new();
-    for part in parts {
-        match joined.last_mut() {
-            Some(last) if part.start <= last.end => last.end = last.end.max(part.end),
-            _ => joined.push(part),
-        }
-    }
-    joined
-}
-
 /// Returns the size of the pages that are filled as a whole, in bytes.
 const fn page_size(ram: &GuestRam) -> u64 {
     let plan = ram.plan();
@@ -275,13 +262,18 @@ const fn page_size(ram: &GuestRam) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::{
+        fs::File,
+        time::{Duration, Instant},
+    };
 
     use granule_types::{testing::skip, units::GuestAddress};
     use vm_memory::Bytes as _;
 
     use super::*;
-    use crate::memory::{BackingPlan, HostPages, PageMap, RamOptions, image};
+    use crate::memory::{
+        BackingPlan, HostPages, PageMap, RamOptions, changes::testing::changes_file, image,
+    };
 
     const START: u64 = 0x4000_0000;
     const SIZE: Bytes = Bytes::mib(8);
@@ -332,7 +324,7 @@ mod tests {
         let Some((file, faults)) = image_and_faults() else { return };
         let memory = memory("anonymous").unwrap();
 
-        let demand = OnDemand::start(faults, &memory, file, &[], false, fail).unwrap();
+        let demand = OnDemand::start(faults, &memory, file.into(), &[], false, fail).unwrap();
         check_contents(&memory, [2047, 3, 999, 4, 3].into_iter());
 
         let pages = [3..5, 999..1000, 2047..2048];
@@ -346,7 +338,7 @@ mod tests {
         let memory = memory("anonymous").unwrap();
 
         let order = [5 * CLUSTER..6 * CLUSTER, 9 * CLUSTER..9 * CLUSTER + 4096];
-        let demand = OnDemand::start(faults, &memory, file, &order, false, fail).unwrap();
+        let demand = OnDemand::start(faults, &memory, file.into(), &order, false, fail).unwrap();
 
         assert_eq!(resident(&memory), CLUSTER + 4096);
         check_contents(&memory, (5 * 16..6 * 16).chain([9 * 16]));
@@ -365,7 +357,7 @@ mod tests {
                 }
             };
 
-            let demand = OnDemand::start(faults, &memory, file, &[], true, fail).unwrap();
+            let demand = OnDemand::start(faults, &memory, file.into(), &[], true, fail).unwrap();
             std::thread::scope(|scope| {
                 for first in 0..4 {
                     let memory = &memory;
@@ -383,6 +375,33 @@ mod tests {
             check_contents(&memory, 1..2048);
             let word: u64 = memory.map().read_obj(GuestAddress(START)).unwrap();
             assert_eq!(word, 7, "{backing}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_filled_with_the_changes_in_it() {
+        for backing in ["anonymous", "anonymous_hugetlb_2mb"] {
+            let Some((file, faults)) = image_and_faults() else { return };
+            let memory = match memory(backing) {
+                Ok(memory) => memory,
+                Err(error) => {
+                    skip(format_args!("{backing}: {error}"));
+                    continue;
+                }
+            };
+            let mut image = LayeredImage::from(file);
+            for pages in [&[(3, 0), (4, 9), (513, 8)][..], &[(4, 10)]] {
+                let (changes, data) = changes_file(pages);
+                image.add(Arc::new(changes), data, SIZE).unwrap();
+            }
+
+            let demand = OnDemand::start(faults, &memory, image, &[], true, fail).unwrap();
+
+            let byte =
+                |page: u64| memory.map().read_obj::<u8>(GuestAddress(START + page * 4096)).unwrap();
+            let bytes = [0, 1, 3, 4, 6, 513].map(byte);
+            assert_eq!(bytes, [1, 0, 0, 10, 7, 8], "{backing}");
+            drop(demand);
         }
     }
 
@@ -412,7 +431,7 @@ mod tests {
         // The part is in both regions, and a file may have any ends.
         let order = [35 * 4096 + 512..38 * 4096 - 512, 86 * 4096..1 << 40];
         let demand =
-            OnDemand::start(faults, &restored, Arc::new(file), &order, false, fail).unwrap();
+            OnDemand::start(faults, &restored, Arc::new(file).into(), &order, false, fail).unwrap();
 
         for page in (0..87).rev() {
             let word: u64 = restored.map().read_obj(GuestAddress(START + page * 4096)).unwrap();

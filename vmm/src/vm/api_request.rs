@@ -8,10 +8,10 @@
 //! | `GET /v1/memory` | backing and resident bytes by page size of each zone |
 //! | `POST /v1/memory/collapse` | collapses small pages into huge pages (THP); each zone's memory |
 //! | `GET /v1/counters` | all counters |
-//! | `POST /v1/dirty/start`, `/v1/dirty/stop` | starts or stops dirty logging |
+//! | `POST /v1/dirty/start`, `/v1/dirty/stop` | starts or stops dirty logging, unless incremental snapshots use it |
 //! | `GET /v1/dirty` | pages written since logging started or the log was cleared, by zone |
 //! | `POST /v1/dirty/clear` | clears the dirty log |
-//! | `POST /v1/snapshot` | saves the VM to the directory of `--snapshot`; sizes |
+//! | `POST /v1/snapshot` | saves the VM to the directory of `--snapshot`; bytes of memory, of its data and of the new file |
 //! | `POST /v1/balloon/SIZE` | sets the size of the balloon |
 //! | `GET /metrics` | all counters in the text format of Prometheus |
 

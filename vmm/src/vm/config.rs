@@ -164,6 +164,15 @@ pub struct RestoreConfig {
     pub vsock: Option<VsockConfig>,
 }
 
+/// Snapshots of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotConfig {
+    /// Directory.
+    pub directory: PathBuf,
+    /// Saves only what changed since the last snapshot, after the first one.
+    pub is_incremental: bool,
+}
+
 /// Options of a run that are not part of the VM.
 #[derive(Debug, Clone)]
 pub struct RunOptions {
@@ -179,8 +188,8 @@ pub struct RunOptions {
     pub stats: Option<PathBuf>,
     /// Path of the control socket.
     pub api_socket: Option<PathBuf>,
-    /// Directory for snapshots, which the control socket takes.
-    pub snapshot_directory: Option<PathBuf>,
+    /// Snapshots, which the control socket takes.
+    pub snapshots: Option<SnapshotConfig>,
     /// User and group that the process changes to after it has opened all files.
     pub identity: Option<Identity>,
     /// Confines the process by Landlock and seccomp.

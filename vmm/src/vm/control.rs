@@ -13,8 +13,11 @@ use super::{
     api_request::{ApiRequest, Body, Response, error_response},
     boot_stats::BootStats,
     builder::Vm,
+    change_log::ChangeLog,
     config::VmConfig,
-    metrics, save,
+    dirty_logs::DirtyLogs,
+    metrics,
+    save::{self, ChangeLogs},
     snapshot::SnapshotDirectory,
     stalls::StallHistogram,
     stats::{Snapshot, StatsReader},
@@ -22,7 +25,6 @@ use super::{
 };
 use crate::kvm::{
     KvmError,
-    memslot::DirtyLog,
     stage2_tables::{Stage2Leaves, leaf_size},
 };
 
@@ -39,8 +41,9 @@ pub struct VmController<'a> {
     boot_count: u32,
     /// Durations of the control socket's operations on the dirty logs.
     dirty_costs: DirtyCosts,
-    /// Dirty logs, one for each memslot; empty while logging is off.
-    dirty_logs: Vec<DirtyLog>,
+    dirty_logs: DirtyLogs,
+    /// Log for incremental snapshots, if the run takes such.
+    changes: Option<ChangeLog>,
     /// Directory for snapshots, if the run has one.
     snapshots: Option<&'a SnapshotDirectory>,
     pub is_stop_requested: bool,
@@ -54,6 +57,7 @@ impl<'a> VmController<'a> {
         reader: StatsReader,
         boot_count: u32,
         snapshots: Option<&'a SnapshotDirectory>,
+        changes: Option<ChangeLog>,
     ) -> Self {
         Self {
             config,
@@ -62,7 +66,8 @@ impl<'a> VmController<'a> {
             boot_stats: BootStats::default(),
             boot_count,
             dirty_costs: DirtyCosts::default(),
-            dirty_logs: Vec::new(),
+            dirty_logs: DirtyLogs::default(),
+            changes,
             snapshots,
             is_stop_requested: false,
         }
@@ -92,6 +97,11 @@ impl<'a> VmController<'a> {
             ApiRequest::Metrics => {
                 return self.counters(|snapshot| Body::Metrics(metrics::text(snapshot)));
             }
+            ApiRequest::DirtyLogging(_) | ApiRequest::ClearDirtyLog if self.changes_own_logs() => {
+                let reason = "dirty logging belongs to incremental snapshots: start the VM without \
+                              incremental=on to control it";
+                return error_response(409, reason);
+            }
             ApiRequest::DirtyLogging(true) => {
                 return self.timed("dirty-start", Self::start_logging);
             }
@@ -118,7 +128,7 @@ impl<'a> VmController<'a> {
             "memory_bytes": size,
             "ipa_bits": self.vm.ipa_bits,
             "boot_count": self.boot_count,
-            "dirty_logging": !self.dirty_logs.is_empty(),
+            "dirty_logging": self.dirty_logs.are_on(),
         })
     }
 
@@ -173,7 +183,12 @@ impl<'a> VmController<'a> {
         (200, json!({ "zones": zones.collect::<Vec<_>>() }).into())
     }
 
-    fn save_snapshot(&self) -> Response {
+    /// Returns whether incremental snapshots have started dirty logging.
+    fn changes_own_logs(&self) -> bool {
+        self.changes.as_ref().is_some_and(ChangeLog::is_logging)
+    }
+
+    fn save_snapshot(&mut self) -> Response {
         let Some(directory) = self.snapshots else {
             return error_response(409, "the run has no directory: start it with --snapshot DIR");
         };
@@ -182,9 +197,19 @@ impl<'a> VmController<'a> {
                           or restore it without a new order=FILE";
             return error_response(409, reason);
         }
-        match save::save(self.vm, self.config, directory) {
+        if self.changes.is_some() && self.dirty_logs.are_on() && !self.changes_own_logs() {
+            let reason = "an incremental snapshot needs the dirty log: POST /v1/dirty/stop first";
+            return error_response(409, reason);
+        }
+        let changes = self.changes.as_mut();
+        let logs = changes.map(|changes| ChangeLogs { changes, dirty: &mut self.dirty_logs });
+        match save::save(self.vm, self.config, directory, logs) {
             Ok(saved) => {
-                let sizes = json!({ "memory_bytes": saved.memory.0, "data_bytes": saved.data.0 });
+                let sizes = json!({
+                    "memory_bytes": saved.memory.0,
+                    "data_bytes": saved.data.0,
+                    "written_bytes": saved.written.0,
+                });
                 (200, sizes.into())
             }
             Err(error) => error_response(500, &error_text(&error)),
@@ -225,44 +250,18 @@ impl<'a> VmController<'a> {
     }
 
     fn start_logging(&mut self) -> Result<Value, KvmError> {
-        if self.dirty_logs.is_empty() {
-            self.start_dirty_logging().inspect_err(|_| {
-                // Logging covers all memslots or none; the first error is returned.
-                let _ = self.stop_dirty_logging();
-            })?;
-        }
+        self.dirty_logs.start(self.vm, self.config.dirty_log)?;
         Ok(self.state())
     }
 
     fn stop_logging(&mut self) -> Result<Value, KvmError> {
-        self.stop_dirty_logging()?;
+        self.dirty_logs.stop(self.vm)?;
         Ok(self.state())
     }
 
-    fn start_dirty_logging(&mut self) -> Result<(), KvmError> {
-        let vm = &self.vm.fd;
-        for slot in &self.vm.slots {
-            let mut log = DirtyLog::new(vm, self.config.dirty_log, self.vm.rings.clone())?;
-            let switched = log.set_enabled(vm, slot, true);
-            // The log is kept even after an error, so that `stop_dirty_logging` stops it.
-            self.dirty_logs.push(log);
-            switched?;
-        }
-        Ok(())
-    }
-
-    /// Stops all logs, even if one of them fails.
-    fn stop_dirty_logging(&mut self) -> Result<(), KvmError> {
-        let vm = &self.vm.fd;
-        let logs = self.vm.slots.iter().zip(self.dirty_logs.drain(..));
-        logs.map(|(slot, mut log)| log.set_enabled(vm, slot, false)).fold(Ok(()), Result::and)
-    }
-
     fn dirty_pages(&mut self) -> Result<Value, KvmError> {
-        self.require_dirty_logging()?;
         let (mut zones, mut all_pages, mut all_bytes) = (Vec::new(), 0, 0);
-        for (slot, log) in self.vm.slots.iter().zip(&mut self.dirty_logs) {
-            let words = log.read(&self.vm.fd, slot)?;
+        self.dirty_logs.read(self.vm, |slot, words| {
             let pages: u64 = words.iter().map(|word| u64::from(word.count_ones())).sum();
             let page = slot.ram().plan().base_page_size().0;
             all_pages += pages;
@@ -272,23 +271,13 @@ impl<'a> VmController<'a> {
                 "page": page,
                 "dirty_pages": pages,
             }));
-        }
+        })?;
         Ok(json!({ "dirty_pages": all_pages, "dirty_bytes": all_bytes, "zones": zones }))
     }
 
     fn clear_dirty_logs(&mut self) -> Result<Value, KvmError> {
-        self.require_dirty_logging()?;
-        for (slot, log) in self.vm.slots.iter().zip(&mut self.dirty_logs) {
-            log.read_and_clear(&self.vm.fd, slot)?;
-        }
+        self.dirty_logs.clear(self.vm, |_, _| {})?;
         Ok(json!({ "dirty_pages": 0 }))
-    }
-
-    const fn require_dirty_logging(&self) -> Result<(), KvmError> {
-        if self.dirty_logs.is_empty() {
-            return Err(KvmError::NotLogging);
-        }
-        Ok(())
     }
 }
 

@@ -102,7 +102,7 @@ impl StartFiles {
                     "memory=userfaultfd needs root, or vm.unprivileged_userfaultfd=1, and a host \
                      kernel with CONFIG_USERFAULTFD",
                 ))?;
-                let crc = snapshot.state.memory_crc;
+                let crc = snapshot.state.contents_crc();
                 let order = order.as_deref().map(|path| OrderFile::open(path, crc));
                 MemorySource::OnDemand(faults, order.transpose()?)
             }

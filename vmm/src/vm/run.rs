@@ -18,6 +18,7 @@ use super::{
     api::{ApiServer, BoundSocket},
     boot_stats::StatsFile,
     builder::{self, Vm, VmConnections},
+    change_log::{self, ChangeLog},
     config::{RunOptions, VmConfig, VmSource},
     console_io::{self, ConsoleChannels, MatchCallback},
     control::VmController,
@@ -51,8 +52,12 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
     let mut stats_file = options.stats.as_deref().map(open_stats_file).transpose()?;
     let (config, start) = open_start(source)?;
     let files = OpenFiles::new(&config, start)?;
-    let snapshots = options.snapshot_directory.as_deref();
-    let snapshots = snapshots.map(SnapshotDirectory::open).transpose()?;
+    let snapshots = options.snapshots.as_ref();
+    if snapshots.is_some_and(|snapshots| snapshots.is_incremental) {
+        change_log::check_writers(&config)?;
+    }
+    let snapshots = snapshots.map(|snapshots| SnapshotDirectory::open(&snapshots.directory));
+    let snapshots = snapshots.transpose()?;
     let socket_path = options.api_socket.as_deref();
     let socket = socket_path
         .map(|path| BoundSocket::new(path).map_err(failed(option_and_path("--api-socket", path))))
@@ -163,7 +168,8 @@ fn confine_process(
             let folder = path.parent();
             folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
         });
-        let snapshots = options.snapshot_directory.as_deref();
+        let snapshots = options.snapshots.as_ref();
+        let snapshots = snapshots.map(|snapshots| snapshots.directory.as_path());
         restrict_file_access(folder, snapshots).map_err(failed(CONFINE_ERROR))?;
     }
     if let Some(identity) = options.identity {
@@ -234,8 +240,16 @@ impl RunContext<'_> {
             fault_stalls,
             table_bytes_before,
         };
-        let mut controller =
-            VmController::new(self.config, &vm, reader, self.boot_count, self.snapshots);
+        let snapshots = self.options.snapshots.as_ref();
+        let is_incremental = snapshots.is_some_and(|snapshots| snapshots.is_incremental);
+        let mut controller = VmController::new(
+            self.config,
+            &vm,
+            reader,
+            self.boot_count,
+            self.snapshots,
+            is_incremental.then(ChangeLog::default),
+        );
         granule_types::mark::begin_guest();
         if self.collects_statistics {
             controller.end_phase("boot", start_time.elapsed());

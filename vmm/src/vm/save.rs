@@ -1,34 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Takes a [snapshot](super::snapshot) of a VM.
 
-use std::{collections::BTreeMap, fs::File};
-
 use granule_types::units::Bytes;
 
 use super::{
     builder::Vm,
+    change_log::{ChangeLog, SavedMemory},
     config::VmConfig,
-    outcome::{VmError, failed},
+    dirty_logs::DirtyLogs,
+    outcome::VmError,
     snapshot::{SnapshotDirectory, VmState, ZoneState},
     start::resume_devices,
     vcpu::RunState,
 };
-use crate::{
-    arch::{MachineState, guest},
-    devices::DeviceState,
-    memory::image,
-};
+use crate::arch::guest;
 
 /// Sizes of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SavedSizes {
     /// Guest memory.
     pub memory: Bytes,
-    /// Pages of it that are not zero, which the directory contains.
+    /// Pages that are not zero in the memory file.
     pub data: Bytes,
+    /// Bytes that were written to the new file, of memory or changes.
+    pub written: Bytes,
 }
 
-/// Saves a VM to a directory, and continues it if it ran.
+/// Logs of an incremental snapshot.
+pub struct ChangeLogs<'a> {
+    pub changes: &'a mut ChangeLog,
+    pub dirty: &'a mut DirtyLogs,
+}
+
+/// Saves a VM to a directory, and continues it if it ran. With `logs`, the snapshot has only what
+/// changed since the last one, if there is one.
 ///
 /// # Errors
 /// A device cannot be saved, or a file cannot be written. The VM continues as before, and the
@@ -37,12 +42,13 @@ pub fn save(
     vm: &Vm,
     config: &VmConfig,
     directory: &SnapshotDirectory,
+    logs: Option<ChangeLogs<'_>>,
 ) -> Result<SavedSizes, VmError> {
     let requested = vm.vcpus.requested_state();
     vm.vcpus.pause();
     let saved = match vm.vcpus.has_ended() {
         true => Err(VmError::Refused("the guest has ended and cannot be saved".to_owned())),
-        false => save_paused(vm, config, directory),
+        false => save_paused(vm, config, directory, logs),
     };
     let resumed = resume_devices(&vm.bus, vm.confines_threads);
     if requested == RunState::Running {
@@ -55,6 +61,7 @@ fn save_paused(
     vm: &Vm,
     config: &VmConfig,
     directory: &SnapshotDirectory,
+    mut logs: Option<ChangeLogs<'_>>,
 ) -> Result<SavedSizes, VmError> {
     let devices = vm.bus.suspend().map_err(|reason| {
         VmError::Refused(format!("the VM cannot be saved with this device: {reason}"))
@@ -62,21 +69,13 @@ fn save_paused(
     let vcpus = vm.vcpus.lock();
     let vcpus: Vec<_> = vcpus.iter().map(|vcpu| &**vcpu).collect();
     let machine = guest::save_machine(&vcpus, &vm.controller)?;
-    let (name, file) = directory.create_memory()?;
-    write_files(vm, config, directory, (name.clone(), &file), devices, machine)
-        .inspect_err(|_| directory.discard_memory(&name))
-}
-
-fn write_files(
-    vm: &Vm,
-    config: &VmConfig,
-    directory: &SnapshotDirectory,
-    (name, file): (String, &File),
-    devices: BTreeMap<String, DeviceState>,
-    machine: MachineState,
-) -> Result<SavedSizes, VmError> {
-    let data = image::save(&vm.memory, &directory.page_map, file)
-        .map_err(failed(format!("{} {name}", directory.description())))?;
+    let memory = match &mut logs {
+        Some(ChangeLogs { changes, dirty }) => {
+            changes.collect(vm, config.dirty_log, dirty)?;
+            changes.write(&vm.memory, directory)?
+        }
+        None => SavedMemory::write_all(&vm.memory, directory)?,
+    };
     let regions = vm.memory.regions();
     let zones = regions.iter().map(|ram| ZoneState { start: ram.start().0, size: ram.size() });
     let state = VmState {
@@ -84,13 +83,23 @@ fn write_files(
         ipa_bits: vm.ipa_bits,
         config: config.clone(),
         zones: zones.collect(),
-        memory: name,
-        data_bytes: data.bytes,
-        memory_crc: data.crc,
+        memory: memory.name.clone(),
+        data_bytes: memory.data.bytes,
+        memory_crc: memory.data.crc,
+        changes: memory.changes.clone(),
         devices,
         machine,
     };
-    directory.commit(file, &state)?;
-    let memory = Bytes(regions.iter().map(|ram| ram.size().0).sum());
-    Ok(SavedSizes { memory, data: data.bytes })
+    directory
+        .commit(memory.new_file(), &state)
+        .inspect_err(|_| directory.discard(memory.new_name()))?;
+    let sizes = SavedSizes {
+        memory: Bytes(regions.iter().map(|ram| ram.size().0).sum()),
+        data: memory.data.bytes,
+        written: memory.written,
+    };
+    if let Some(logs) = logs {
+        logs.changes.set_committed(memory);
+    }
+    Ok(sizes)
 }

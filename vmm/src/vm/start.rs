@@ -23,7 +23,10 @@ use crate::{
     devices::Bus,
     kvm::pre_fault::{Chunk, Stage2Populator},
     memory::{
-        GuestMemory, MemoryError, image,
+        GuestMemory, MemoryError,
+        changes::ChangesData,
+        image,
+        layers::LayeredImage,
         on_demand::{OnDemand, pages_of},
         user_faults::UserFaults,
     },
@@ -113,14 +116,19 @@ impl PlacedStart<'_> {
             Self::Restore(snapshot, source) => (snapshot, source),
         };
         let name = || snapshot.name.as_str();
+        let image = layered_image(snapshot, memory)?;
         let on_demand = match source {
-            MemorySource::Map => None,
+            MemorySource::Map => {
+                image.apply_changes(memory).map_err(failed(name()))?;
+                None
+            }
             MemorySource::Copy => {
                 load_memory(snapshot, memory)?;
+                image.apply_changes(memory).map_err(failed(name()))?;
                 None
             }
             MemorySource::OnDemand(faults, file) => {
-                let on_demand = fill_on_demand(snapshot, faults, file.as_ref(), memory);
+                let on_demand = fill_on_demand(image, faults, file.as_ref(), memory);
                 Some(on_demand.map_err(failed(name()))?)
             }
         };
@@ -135,8 +143,20 @@ impl PlacedStart<'_> {
     }
 }
 
+/// Returns the memory file with its changes, which are verified.
+fn layered_image(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<LayeredImage, VmError> {
+    let mut image = LayeredImage::from(Arc::clone(&snapshot.memory));
+    for (changes, file) in snapshot.state.changes.iter().zip(&snapshot.changes) {
+        let data = ChangesData { bytes: changes.bytes, crc: changes.crc };
+        image
+            .add(Arc::clone(file), data, image::size(memory))
+            .map_err(failed(format!("{}: {}", snapshot.name, changes.name)))?;
+    }
+    Ok(image)
+}
+
 fn fill_on_demand(
-    snapshot: &OpenSnapshot,
+    image: LayeredImage,
     faults: &UserFaults,
     file: Option<&OrderFile>,
     memory: &GuestMemory,
@@ -147,7 +167,6 @@ fn fill_on_demand(
     let order = file.and_then(OrderFile::order);
     // Without faults for all accesses, the order would not have them.
     let records = file.is_some() && order.is_none();
-    let image = Arc::clone(&snapshot.memory);
     OnDemand::start(faults, memory, image, order.unwrap_or_default(), !records, end_process)
 }
 

@@ -17,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-use granule_types::units::GuestAddress;
+use granule_types::units::{Bytes, GuestAddress};
 use vm_memory::{Bytes as _, GuestMemoryBackend as _, GuestMemoryMmap};
 
 use super::DeviceError;
@@ -80,6 +80,13 @@ impl DescriptorChain {
         }
         if !complete {
             return Err(DeviceError::Request("its descriptor chain is incomplete"));
+        }
+        // Devices write no buffers but those of a chain. The worker takes the chain and writes to it
+        // between two snapshots, because it is stopped while one is taken: it has then completed the
+        // chain, or returned it to the queue and parses it again. The mark is therefore in the log of
+        // the snapshot that the writes are in.
+        for &(start, length) in parsed.buffers(Direction::Writable) {
+            memory.mark_device_write(start, Bytes(length as u64));
         }
         Ok(parsed)
     }

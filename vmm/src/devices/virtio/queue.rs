@@ -7,6 +7,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use granule_types::units::{Bytes, GuestAddress};
 use virtio_queue::{QueueOwnedT as _, QueueState, QueueT as _};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -43,6 +44,10 @@ impl Queue {
         if !rings.is_valid(memory.map()) {
             return Err(virtio_queue::Error::FindMemoryRegion.into());
         }
+        // The device writes no ring but this one. The mark holds until the next snapshot, after which
+        // the queues of all devices are built again.
+        let used = GuestAddress(rings.used_ring());
+        memory.mark_device_write(used, used_ring_size(rings.size()));
         Ok(Self {
             rings,
             memory: Arc::clone(memory),
@@ -124,6 +129,12 @@ impl Queue {
             }
         }
     }
+}
+
+/// Returns the size of a used ring (virtio 1.2, section 2.7.8): flags, index, entries of eight bytes,
+/// and the index of the next notification.
+const fn used_ring_size(entries: u16) -> Bytes {
+    Bytes(3 * 2 + 8 * entries as u64)
 }
 
 /// Queues of a device by index; `None` marks a queue that the driver does not use, or that another

@@ -36,7 +36,10 @@ use crate::{
         },
     },
     kvm::stats::Statistics,
-    memory::{image, on_demand::OnDemand, user_faults::UserFaults},
+    memory::{
+        PageSet, changes::Changes, image, layers::LayeredImage, on_demand::OnDemand,
+        user_faults::UserFaults,
+    },
     vm::{
         api::{ApiServer, BoundSocket},
         boot_stats::{BootStats, StatsFile},
@@ -77,7 +80,7 @@ fn run_confined(
     snapshots: &SnapshotDirectory,
     faults: Option<UserFaults>,
 ) {
-    let image = Arc::new(tempfile::tempfile().unwrap());
+    let [image, changes] = [(); 2].map(|()| Arc::new(tempfile::tempfile().unwrap()));
     let signals = Signals::block().unwrap();
     let api = ApiServer::serve(socket, || confine_optionally(true, ThreadRole::Api)).unwrap();
     ThreadRole::Main.confine().unwrap();
@@ -93,7 +96,7 @@ fn run_confined(
     request.respond((200, json!({ "state": "running" }).into()));
     run_console();
     allocate_guest_memory();
-    save_and_restore(snapshots, &image, faults);
+    save_and_restore(snapshots, &image, &changes, faults);
     let disk = Driver::new(Box::new(Block::new(disk, "disk0")));
     let entropy = Driver::new(Box::new(Rng));
     let balloon = Driver::new(Box::new(Balloon::default()));
@@ -149,8 +152,14 @@ fn allocate_guest_memory() {
     }
 }
 
-/// Writes a snapshot twice, so that the first one is removed, and reads it in each way.
-fn save_and_restore(directory: &SnapshotDirectory, image: &Arc<File>, faults: Option<UserFaults>) {
+/// Writes a snapshot twice, so that the first one is removed, and changes to it, and reads it in each
+/// way.
+fn save_and_restore(
+    directory: &SnapshotDirectory,
+    base: &Arc<File>,
+    changes: &Arc<File>,
+    faults: Option<UserFaults>,
+) {
     let zone = |backing| MemoryZone {
         size: Bytes::mib(4),
         backing,
@@ -164,22 +173,46 @@ fn save_and_restore(directory: &SnapshotDirectory, image: &Arc<File>, faults: Op
         let (name, file) = directory.create_memory().unwrap();
         image::save(&memory, &directory.page_map, &file).unwrap();
         directory.commit(&file, &small_state(name)).unwrap();
-        image::save(&memory, &directory.page_map, image).unwrap();
+        image::save(&memory, &directory.page_map, base).unwrap();
     }
+    let image = save_changes(directory, base, changes, zone(Backing::Anonymous));
     let copied = allocate_memory(&[zone(Backing::Shmem)], None).unwrap();
-    image::load(&copied, image).unwrap();
+    image::load(&copied, base).unwrap();
     let zones = [zone(Backing::Anonymous)];
-    let mapped = allocate_memory(&zones, Some(Arc::clone(image))).unwrap();
+    let mapped = allocate_memory(&zones, Some(Arc::clone(base))).unwrap();
+    for memory in [&copied, &mapped] {
+        image.apply_changes(memory).unwrap();
+    }
     let mut restored = vec![copied, mapped];
     let demand = faults.map(|faults| {
         let memory = allocate_memory(&zones, None).unwrap();
         restored.push(memory.clone());
-        OnDemand::start(faults, &memory, Arc::clone(image), &[], true, |_| {}).unwrap()
+        OnDemand::start(faults, &memory, image, &[], true, |_| {}).unwrap()
     });
     for memory in restored {
         assert_eq!(memory.map().read_obj::<u64>(MEMORY_START).unwrap(), 7);
     }
     drop(demand);
+}
+
+/// Writes the changes of an incremental snapshot, and returns the base with them.
+fn save_changes(
+    directory: &SnapshotDirectory,
+    base: &Arc<File>,
+    file: &Arc<File>,
+    zone: MemoryZone,
+) -> LayeredImage {
+    let memory = allocate_memory(&[zone], None).unwrap();
+    memory.map().write_obj(7_u64, MEMORY_START).unwrap();
+    let mut pages = PageSet::default();
+    pages.add(&[0b11]);
+    let changes = Changes::find(&memory, &[pages], &directory.page_map).unwrap();
+    let (_, new_file) = directory.create_changes().unwrap();
+    changes.save(&new_file).unwrap();
+    let data = changes.save(file).unwrap();
+    let mut image = LayeredImage::from(Arc::clone(base));
+    image.add(Arc::clone(file), data, image::size(&memory)).unwrap();
+    image
 }
 
 /// Activates and drives devices, as a vCPU thread does for the guest's stores.

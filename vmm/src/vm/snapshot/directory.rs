@@ -3,12 +3,14 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `state.jsonl` | the [state](super::state), which names the memory file |
+//! | `state.jsonl` | the [state](super::state), which names the other files |
 //! | `memory-N` | contents of guest memory, a sparse file |
+//! | `changes-N` | pages that changed since the file with the next lower number, of an incremental snapshot |
 //!
-//! A new snapshot is written beside the old one: first its memory under a new name, then its state,
-//! whose renaming replaces the old state. Both are on the disk before the renaming, so the directory
-//! contains one whole snapshot at any time, and what an interruption leaves is removed by the next
+//! A new snapshot is written beside the old one: first its memory or changes under a new name, then its
+//! state, whose renaming replaces the old state. Both are on the disk before the renaming, so the
+//! directory contains one whole snapshot at any time. The next one removes all files that its state does
+//! not name, such as those of an interruption. A snapshot with changes keeps the files of the earlier
 //! one. Memory that a VM has mapped stays as it is after its file was removed.
 
 use std::{
@@ -36,6 +38,7 @@ use crate::memory::PageMap;
 const STATE_NAME: &str = "state.jsonl";
 const PARTIAL_STATE_NAME: &str = "state.partial";
 const MEMORY_PREFIX: &str = "memory-";
+const CHANGES_PREFIX: &str = "changes-";
 /// Maximum size of a state; one with 512 vCPUs has some megabytes.
 const MAX_STATE_SIZE: u64 = 64 << 20;
 
@@ -76,21 +79,31 @@ impl SnapshotDirectory {
 
     /// Creates a file for the memory of the next snapshot. Returns its name and the file.
     pub(in super::super) fn create_memory(&self) -> Result<(String, File), VmError> {
+        self.create_next(MEMORY_PREFIX)
+    }
+
+    /// Creates a file for the changes since the last snapshot. Returns its name and the file.
+    pub(in super::super) fn create_changes(&self) -> Result<(String, File), VmError> {
+        self.create_next(CHANGES_PREFIX)
+    }
+
+    fn create_next(&self, prefix: &str) -> Result<(String, File), VmError> {
         let create = || {
-            let last = self.memory_numbers()?.into_iter().max();
+            let last = self.data_files()?.into_iter().map(|(number, _)| number).max();
             let next = last.map_or(Some(0), |last| last.checked_add(1));
-            let next = next.ok_or_else(|| io::Error::other("a memory file has the last number"))?;
-            let name = format!("{MEMORY_PREFIX}{next}");
+            let next = next.ok_or_else(|| io::Error::other("a file has the last number"))?;
+            let name = format!("{prefix}{next}");
             let file = self.create(&name)?;
             Ok((name, file))
         };
         create().map_err(self.failed())
     }
 
-    /// Makes memory file and state the snapshot of the directory, and removes the earlier one.
-    pub(in super::super) fn commit(&self, memory: &File, state: &VmState) -> Result<(), VmError> {
+    /// Makes a new file of memory or changes and the state the snapshot of the directory, and removes
+    /// the files that the state does not name.
+    pub(in super::super) fn commit(&self, new: &File, state: &VmState) -> Result<(), VmError> {
         let commit = || -> io::Result<()> {
-            memory.sync_data()?;
+            new.sync_data()?;
             match self.remove(PARTIAL_STATE_NAME) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -101,17 +114,17 @@ impl SnapshotDirectory {
             Ok(rustix::fs::renameat(&self.file, PARTIAL_STATE_NAME, &self.file, STATE_NAME)?)
         };
         commit().map_err(self.failed())?;
-        // The snapshot is the new one from here on. The earlier memory is removed when that is certain
+        // The snapshot is the new one from here on. The earlier files are removed when that is certain
         // on the disk, too.
-        let finished = self.file.sync_data().and_then(|()| self.remove_other_memory(&state.memory));
+        let finished = self.file.sync_data().and_then(|()| self.remove_others(state));
         if let Err(error) = finished {
             log::warn!("{}: the earlier snapshot is not removed: {error}", self.name);
         }
         Ok(())
     }
 
-    /// Removes the memory file of a snapshot that was not committed.
-    pub(in super::super) fn discard_memory(&self, name: &str) {
+    /// Removes the new file of a snapshot that was not committed.
+    pub(in super::super) fn discard(&self, name: &str) {
         if let Err(error) = self.remove(name) {
             log::warn!("{} {name}: {error}", self.name);
         }
@@ -126,24 +139,29 @@ impl SnapshotDirectory {
         }
     }
 
-    fn remove_other_memory(&self, kept: &str) -> io::Result<()> {
-        for number in self.memory_numbers()? {
-            let name = format!("{MEMORY_PREFIX}{number}");
-            if name != kept {
+    fn remove_others(&self, state: &VmState) -> io::Result<()> {
+        for (_, name) in self.data_files()? {
+            let is_named =
+                state.memory == name || state.changes.iter().any(|changes| changes.name == name);
+            if !is_named {
                 self.remove(&name)?;
             }
         }
         Ok(())
     }
 
-    fn memory_numbers(&self) -> io::Result<Vec<u64>> {
-        let mut numbers = Vec::new();
+    /// Returns number and name of each file of memory or changes.
+    fn data_files(&self) -> io::Result<Vec<(u64, String)>> {
+        let mut files = Vec::new();
         for entry in Dir::read_from(&self.file)? {
             let name = entry?.file_name().to_owned();
-            let number = name.to_str().ok().and_then(memory_number);
-            numbers.extend(number);
+            let Ok(name) = name.into_string() else { continue };
+            let number = [MEMORY_PREFIX, CHANGES_PREFIX]
+                .into_iter()
+                .find_map(|prefix| file_number(prefix, &name));
+            files.extend(number.map(|number| (number, name)));
         }
-        Ok(numbers)
+        Ok(files)
     }
 
     fn create(&self, name: &str) -> io::Result<File> {
@@ -160,9 +178,9 @@ impl SnapshotDirectory {
     }
 }
 
-/// Returns the number in the name of a memory file.
-fn memory_number(name: &str) -> Option<u64> {
-    let number = name.strip_prefix(MEMORY_PREFIX)?;
+/// Returns the number in the name of a file, after the prefix.
+fn file_number(prefix: &str, name: &str) -> Option<u64> {
+    let number = name.strip_prefix(prefix)?;
     number.bytes().all(|byte| byte.is_ascii_digit()).then(|| number.parse().ok()).flatten()
 }
 
@@ -173,6 +191,8 @@ pub struct OpenSnapshot {
     pub state: VmState,
     /// The memory file.
     pub memory: Arc<File>,
+    /// Files of changes to it, in the order of the state.
+    pub changes: Vec<Arc<File>>,
     /// Option and path, for error messages.
     pub name: String,
 }
@@ -187,13 +207,19 @@ impl OpenSnapshot {
         let name = format!("--restore {}", path.display());
         let text = read_state(path).map_err(failed(name.as_str()))?;
         let state = VmState::parse(&text).map_err(failed(name.as_str()))?;
-        if memory_number(&state.memory).is_none() {
-            let text = format!("the state names '{}', which is no memory file", state.memory);
-            return Err(failed(name)(text));
-        }
-        let memory = File::open(path.join(&state.memory))
-            .map_err(failed(format!("{name}: {}", state.memory)))?;
-        Ok(Self { state, memory: Arc::new(memory), name })
+        let open = |prefix: &str, kind: &str, file: &str| {
+            if file_number(prefix, file).is_none() {
+                let text = format!("the state names '{file}', which is no {kind} file");
+                return Err(failed(name.as_str())(text));
+            }
+            let opened = File::open(path.join(file)).map_err(failed(format!("{name}: {file}")))?;
+            Ok(Arc::new(opened))
+        };
+        let memory = open(MEMORY_PREFIX, "memory", &state.memory)?;
+        let changes = state.changes.iter();
+        let changes = changes.map(|changes| open(CHANGES_PREFIX, "changes", &changes.name));
+        let changes = changes.collect::<Result<_, _>>()?;
+        Ok(Self { state, memory, changes, name })
     }
 }
 
@@ -217,7 +243,12 @@ fn read_state(path: &Path) -> io::Result<String> {
 mod tests {
     use std::{error::Error, path::PathBuf};
 
-    use super::{super::state::testing::small_state, *};
+    use granule_types::units::Bytes;
+
+    use super::{
+        super::state::{ChangesState, testing::small_state},
+        *,
+    };
 
     fn save(directory: &SnapshotDirectory, vcpus: u32) {
         let (name, file) = directory.create_memory().unwrap();
@@ -306,6 +337,34 @@ mod tests {
         fs::write(&state, &text).unwrap();
         fs::remove_file(path.join("memory-0")).unwrap();
         assert!(refusal(&path).contains("memory-0"), "{}", refusal(&path));
+    }
+
+    #[test]
+    fn files_that_the_state_does_not_name_are_removed() {
+        let (_folder, path) = new_directory();
+        let directory = SnapshotDirectory::open(&path).unwrap();
+        save(&directory, 1);
+        let commit_changes = |changes: &mut Vec<ChangesState>| {
+            let (name, file) = directory.create_changes().unwrap();
+            changes.push(ChangesState { name, bytes: Bytes(0), crc: 0 });
+            let mut state = small_state("memory-0".to_owned());
+            state.changes.clone_from(changes);
+            directory.commit(&file, &state).unwrap();
+        };
+
+        let mut changes = Vec::new();
+        commit_changes(&mut changes);
+        directory.create_changes().unwrap();
+        commit_changes(&mut changes);
+        fs::write(path.join("changes-kept"), "").unwrap();
+
+        let kept = ["changes-1", "changes-3", "changes-kept", "memory-0", STATE_NAME];
+        assert_eq!(names(&path), kept);
+        assert_eq!(OpenSnapshot::open(&path).unwrap().changes.len(), 2);
+        fs::remove_file(path.join("changes-3")).unwrap();
+        assert!(refusal(&path).contains("changes-3"), "{}", refusal(&path));
+        save(&directory, 1);
+        assert_eq!(names(&path), ["changes-kept", "memory-2", STATE_NAME]);
     }
 
     #[test]

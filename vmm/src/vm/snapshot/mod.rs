@@ -10,6 +10,9 @@
 //! when it is read, and the interrupt controller's tables, which KVM writes to guest memory, are in
 //! it. What a device has raised without the guest's acknowledgement is raised again.
 //!
+//! With `incremental=on`, only the first snapshot has all memory. Later ones have the pages that changed
+//! since the one before, from the [change log](super::change_log), and name the files of all of them.
+//!
 //! `directory.rs` defines the files, `state.rs` what the state contains, and `order.rs` the file of a
 //! guest's first accesses.
 
@@ -21,4 +24,4 @@ pub use directory::{OpenSnapshot, SnapshotDirectory};
 pub use order::OrderFile;
 #[cfg(test)]
 pub(super) use state::testing;
-pub use state::{VmState, ZoneState};
+pub use state::{ChangesState, VmState, ZoneState};

@@ -2,7 +2,7 @@
 //! Order file: the parts of a snapshot's memory that a guest accesses after its restore. The first
 //! restore records them, and later ones copy them before the guest runs.
 //!
-//! The first line names the format and the checksum of the memory, so that the file of another
+//! The first line names the format and the checksum of memory's contents, so that the file of another
 //! snapshot is recognised. Each other line is a part: its offset in the memory file and its length, in
 //! bytes.
 

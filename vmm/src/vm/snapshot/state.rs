@@ -36,6 +36,9 @@ pub struct VmState {
     pub data_bytes: Bytes,
     /// Checksum of these pages, as [`image`](crate::memory::image) defines it.
     pub memory_crc: u32,
+    /// Files of changes to the memory file, the oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<ChangesState>,
     /// States of the devices, by name.
     pub devices: BTreeMap<String, DeviceState>,
     /// vCPUs and interrupt controller.
@@ -50,6 +53,18 @@ pub struct ZoneState {
     pub start: u64,
     /// Size.
     pub size: Bytes,
+}
+
+/// A file of changes to the memory file, as [`changes`](crate::memory::changes) defines it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChangesState {
+    /// Name of the file.
+    pub name: String,
+    /// Length of the file.
+    pub bytes: Bytes,
+    /// CRC-32 of the file.
+    pub crc: u32,
 }
 
 /// Error returned when a text is not a state.
@@ -82,6 +97,21 @@ struct Header {
 }
 
 impl VmState {
+    /// Returns a checksum that identifies the contents of memory.
+    #[must_use]
+    pub fn contents_crc(&self) -> u32 {
+        if self.changes.is_empty() {
+            return self.memory_crc;
+        }
+        let mut crc = Crc::new();
+        crc.update(&self.memory_crc.to_le_bytes());
+        for changes in &self.changes {
+            crc.update(&changes.bytes.0.to_le_bytes());
+            crc.update(&changes.crc.to_le_bytes());
+        }
+        crc.sum()
+    }
+
     /// Returns the text of the state.
     pub fn to_text(&self) -> Result<String, serde_json::Error> {
         let state = serde_json::to_string(self)?;
@@ -141,6 +171,7 @@ pub mod testing {
             memory,
             data_bytes: Bytes(0),
             memory_crc: 0,
+            changes: Vec::new(),
             devices: BTreeMap::new(),
             machine: MachineState { vcpus: Vec::new(), gic },
         }
@@ -161,6 +192,24 @@ mod tests {
 
         assert_eq!(VmState::parse(&text).unwrap(), state);
         assert_eq!(text.lines().count(), 2);
+    }
+
+    #[test]
+    fn the_checksum_of_contents_depends_on_the_list_of_changes() {
+        let mut state = small_state("memory-3".to_owned());
+        state.memory_crc = 7;
+        let text = state.to_text().unwrap();
+        let changes =
+            |crc| ChangesState { name: format!("changes-{crc}"), bytes: Bytes(4112), crc };
+        let crc_of = |changes| VmState { changes, ..state.clone() }.contents_crc();
+
+        let lists = [vec![], vec![changes(1)], vec![changes(1), changes(2)], vec![changes(2)]];
+        let checksums = lists.map(crc_of);
+
+        assert_eq!(checksums[0], 7);
+        let different: std::collections::BTreeSet<_> = checksums.into_iter().collect();
+        assert_eq!(different.len(), 4);
+        assert!(!text.contains("changes"), "{text}");
     }
 
     proptest! {

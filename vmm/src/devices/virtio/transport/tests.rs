@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 use super::*;
-use crate::devices::{
-    DeviceState, MmioDevice, RestoreError,
-    virtio::{
-        rng::Rng,
-        testing::{Buffer, Driver, EVENT_IDX, MEMORY_SIZE, MEMORY_START, VERSION_1},
+use crate::{
+    devices::{
+        DeviceState, MmioDevice, RestoreError,
+        virtio::{
+            rng::Rng,
+            testing::{Buffer, Driver, EVENT_IDX, MEMORY_SIZE, MEMORY_START, VERSION_1},
+        },
     },
+    memory::PageSet,
 };
 
 /// Checks that the device returns 16 random bytes.
@@ -36,6 +39,31 @@ fn a_driver_finds_activates_uses_and_resets_a_device() {
     assert_eq!(driver.read_register(reg::VIRTIO_MMIO_QUEUE_READY), 0);
     driver.activate(0);
     check_device(&mut driver);
+}
+
+#[test]
+fn buffers_that_a_device_writes_and_its_used_rings_are_logged() {
+    let mut driver = Driver::start(Box::new(Rng), 0);
+    let ram = Arc::clone(&driver.memory.regions()[0]);
+    let logged_pages = || {
+        let mut pages = PageSet::default();
+        pages.add(&ram.take_device_writes());
+        let pages = pages.parts(1, MEMORY_SIZE).into_iter().flatten();
+        pages.map(|page| MEMORY_START + page * 4096).collect::<Vec<_>>()
+    };
+    driver.request(0, &[Buffer::In(16)]);
+    assert!(logged_pages().is_empty());
+
+    ram.log_device_writes();
+    driver.activate(0);
+    let used_ring = driver.queues[0].used_ring;
+    assert_eq!(logged_pages(), [used_ring]);
+    let buffers = driver.add_request(0, &[Buffer::In(4097)]);
+    driver.notify(0);
+    driver.wait_used(0);
+
+    let first = buffers[0] / 4096 * 4096;
+    assert_eq!(logged_pages(), [first, first + 4096]);
 }
 
 #[test]

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Log of the pages that changed since the last [snapshot](super::snapshot), for incremental ones.
+//!
+//! | writer | log |
+//! |---|---|
+//! | vCPUs, and KVM when the state of the machine is saved | dirty logs of the memslots |
+//! | devices, and the balloon that discards pages | [`GuestMemory::mark_device_write`] |
+//! | kernel, boot data and restored memory, before the guest runs | none: the first snapshot is full |
+//!
+//! Devices and vCPUs are stopped when the logs are read. Pages that were read from the logs stay
+//! pending until a snapshot with their contents is committed, so a snapshot that fails loses none.
+
+use std::{fs::File, os::unix::fs::MetadataExt as _, sync::Arc};
+
+use granule_types::units::Bytes;
+
+use super::{
+    builder::Vm,
+    config::VmConfig,
+    dirty_logs::DirtyLogs,
+    outcome::{VmError, failed},
+    snapshot::{ChangesState, SnapshotDirectory},
+};
+use crate::{
+    kvm::{KvmError, memslot::DirtyMode},
+    memory::{
+        GuestMemory, PageSet,
+        changes::Changes,
+        image::{self, ImageData},
+    },
+};
+
+/// Part of the data of a memory file that the files of its changes may have together. A restore reads
+/// all of them, and with this part it reads at most one and a half times the data.
+const MAX_CHANGES_PART: u64 = 2;
+/// Maximum number of files of changes, each of which a restore opens.
+const MAX_CHANGES_FILES: usize = 128;
+
+/// Checks that all writers of guest memory are logged.
+///
+/// # Errors
+/// Memory of this VM has a writer that is not.
+pub fn check_writers(config: &VmConfig) -> Result<(), VmError> {
+    let reason = match config.dirty_log {
+        _ if config.devices.vsock.is_some() => {
+            "does not support --vsock, because the host's kernel writes to guest memory without a \
+             log"
+        }
+        DirtyMode::Ring | DirtyMode::RingOnly => {
+            "does not support --dirty-log ring and ring-only, because KVM writes tables of the \
+             interrupt controller outside of its rings"
+        }
+        DirtyMode::Plain | DirtyMode::Manual | DirtyMode::ManualInitiallySet => return Ok(()),
+    };
+    let text = format!("--snapshot DIR,incremental=on {reason}: remove one of the options");
+    Err(VmError::Refused(text))
+}
+
+/// Log of the pages that changed since the last snapshot.
+#[derive(Debug, Default)]
+pub struct ChangeLog {
+    is_logging: bool,
+    /// Pages that no committed snapshot has, for each region.
+    pending: Vec<PageSet>,
+    /// The last snapshot since logging started.
+    committed: Option<SavedMemory>,
+}
+
+impl ChangeLog {
+    /// Returns whether the dirty logs of the VM belong to this log.
+    pub const fn is_logging(&self) -> bool {
+        self.is_logging
+    }
+
+    /// Takes the changed pages from the logs, or starts the logs. vCPUs and devices must be stopped,
+    /// and KVM must have written the state of the interrupt controller to memory.
+    ///
+    /// # Errors
+    /// KVM cannot log. No page is lost.
+    pub fn collect(
+        &mut self,
+        vm: &Vm,
+        mode: DirtyMode,
+        logs: &mut DirtyLogs,
+    ) -> Result<(), KvmError> {
+        let regions = vm.memory.regions();
+        if !self.is_logging {
+            logs.start(vm, mode)?;
+            regions.iter().for_each(|ram| ram.log_device_writes());
+            self.is_logging = true;
+            return Ok(());
+        }
+        for (index, ram) in regions.iter().enumerate() {
+            self.add(index, &ram.take_device_writes());
+        }
+        logs.clear(vm, |index, words| self.add(index, words))
+    }
+
+    /// Adds pages of a region.
+    fn add(&mut self, region: usize, words: &[u64]) {
+        if self.pending.len() <= region {
+            self.pending.resize_with(region + 1, PageSet::default);
+        }
+        self.pending[region].add(words);
+    }
+
+    /// Writes the pending pages as changes to the last snapshot, or all memory if there is no such
+    /// snapshot or a restore of it would read too much.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(
+        &self,
+        memory: &GuestMemory,
+        directory: &SnapshotDirectory,
+    ) -> Result<SavedMemory, VmError> {
+        let Some(last) = self.committed.as_ref().filter(|last| last.exists()) else {
+            return SavedMemory::write_all(memory, directory);
+        };
+        let changes = Changes::find(memory, &self.pending, &directory.page_map)
+            .map_err(failed(directory.description()))?;
+        match last.has_space_for(changes.existing_bytes()) {
+            true => last.write_changes(&changes, directory),
+            false => SavedMemory::write_all(memory, directory),
+        }
+    }
+
+    /// Makes memory that was written, and whose snapshot is committed, that of the last snapshot.
+    pub fn set_committed(&mut self, memory: SavedMemory) {
+        self.committed = Some(memory);
+        self.pending.clear();
+    }
+}
+
+/// Guest memory in the files of a snapshot.
+#[derive(Debug)]
+pub struct SavedMemory {
+    /// Name of the memory file.
+    pub name: String,
+    /// Data of the memory file.
+    pub data: ImageData,
+    /// Files of changes, the oldest first.
+    pub changes: Vec<ChangesState>,
+    /// Bytes in the new file.
+    pub written: Bytes,
+    new_file: Arc<File>,
+    /// The files before the new one.
+    earlier_files: Vec<Arc<File>>,
+}
+
+impl SavedMemory {
+    /// Writes all memory.
+    ///
+    /// # Errors
+    /// The file cannot be written; it is then removed.
+    pub fn write_all(memory: &GuestMemory, directory: &SnapshotDirectory) -> Result<Self, VmError> {
+        let (name, file) = directory.create_memory()?;
+        let data = image::save(memory, &directory.page_map, &file)
+            .map_err(failed(format!("{} {name}", directory.description())))
+            .inspect_err(|_| directory.discard(&name))?;
+        Ok(Self {
+            name,
+            data,
+            changes: Vec::new(),
+            written: data.bytes,
+            new_file: Arc::new(file),
+            earlier_files: Vec::new(),
+        })
+    }
+
+    /// Writes changes to this memory.
+    fn write_changes(
+        &self,
+        changes: &Changes<'_>,
+        directory: &SnapshotDirectory,
+    ) -> Result<Self, VmError> {
+        let (name, file) = directory.create_changes()?;
+        let data = changes
+            .save(&file)
+            .map_err(failed(format!("{} {name}", directory.description())))
+            .inspect_err(|_| directory.discard(&name))?;
+        let state = ChangesState { name, bytes: data.bytes, crc: data.crc };
+        Ok(Self {
+            name: self.name.clone(),
+            data: self.data,
+            changes: self.changes.iter().cloned().chain([state]).collect(),
+            written: data.bytes,
+            new_file: Arc::new(file),
+            earlier_files: self.files().cloned().collect(),
+        })
+    }
+
+    /// Returns the name of the new file.
+    pub fn new_name(&self) -> &str {
+        self.changes.last().map_or(&self.name, |changes| &changes.name)
+    }
+
+    /// Returns the new file.
+    pub fn new_file(&self) -> &File {
+        &self.new_file
+    }
+
+    fn files(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.earlier_files.iter().chain([&self.new_file])
+    }
+
+    /// Returns whether all files are still in a directory: another VM may have saved to it.
+    fn exists(&self) -> bool {
+        self.files().all(|file| file.metadata().is_ok_and(|metadata| metadata.nlink() > 0))
+    }
+
+    fn has_space_for(&self, data: Bytes) -> bool {
+        let earlier: u64 = self.changes.iter().map(|changes| changes.bytes.0).sum();
+        let bytes = earlier.saturating_add(data.0);
+        bytes <= self.data.bytes.0 / MAX_CHANGES_PART && self.changes.len() < MAX_CHANGES_FILES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use granule_types::units::GuestAddress;
+    use vm_memory::Bytes as _;
+
+    use super::*;
+    use crate::{
+        memory::{
+            BackingPlan, GuestRam, HostPages, RamOptions, changes::ChangesData,
+            layers::LayeredImage,
+        },
+        vm::{
+            config::VsockConfig,
+            snapshot::{OpenSnapshot, testing::small_state},
+        },
+    };
+
+    const START: u64 = 0x4000_0000;
+    const SIZE: Bytes = Bytes::mib(1);
+    const PAGE: u64 = 4096;
+
+    fn memory() -> GuestMemory {
+        let host = HostPages::of_this_host().unwrap();
+        let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
+        let options = RamOptions::default();
+        let ram = GuestRam::new(plan, &host, GuestAddress(START), SIZE, options).unwrap();
+        ram.log_device_writes();
+        GuestMemory::new(vec![ram]).unwrap()
+    }
+
+    /// Writes a byte to each of these pages, as a device does.
+    fn write_pages(memory: &GuestMemory, pages: impl Iterator<Item = u64>, byte: u8) {
+        for page in pages {
+            let address = GuestAddress(START + page * PAGE);
+            memory.mark_device_write(address, Bytes(1));
+            memory.map().write_obj(byte, address).unwrap();
+        }
+    }
+
+    /// Returns the log after a first snapshot of 64 pages.
+    fn saved_once(memory: &GuestMemory, directory: &SnapshotDirectory) -> ChangeLog {
+        let mut log = ChangeLog { is_logging: true, ..ChangeLog::default() };
+        write_pages(memory, 0..64, 1);
+        save(&mut log, memory, directory);
+        log
+    }
+
+    fn collect(log: &mut ChangeLog, memory: &GuestMemory) {
+        log.add(0, &memory.regions()[0].take_device_writes());
+    }
+
+    fn save(log: &mut ChangeLog, memory: &GuestMemory, directory: &SnapshotDirectory) {
+        collect(log, memory);
+        let saved = log.write(memory, directory).unwrap();
+        let mut state = small_state(saved.name.clone());
+        state.changes = saved.changes.clone();
+        directory.commit(saved.new_file(), &state).unwrap();
+        log.set_committed(saved);
+    }
+
+    /// Returns the first byte of each page in the snapshot.
+    fn restored(path: &Path) -> Vec<u8> {
+        let snapshot = OpenSnapshot::open(path).unwrap();
+        let mut image = LayeredImage::from(snapshot.memory);
+        for (changes, file) in snapshot.state.changes.iter().zip(snapshot.changes) {
+            let data = ChangesData { bytes: changes.bytes, crc: changes.crc };
+            image.add(file, data, SIZE).unwrap();
+        }
+        let base = OpenSnapshot::open(path).unwrap().memory;
+        let target = memory();
+        image::load(&target, &base).unwrap();
+        image.apply_changes(&target).unwrap();
+        first_bytes(&target)
+    }
+
+    fn first_bytes(memory: &GuestMemory) -> Vec<u8> {
+        let read = |page| memory.map().read_obj(GuestAddress(START + page * PAGE)).unwrap();
+        (0..SIZE.0 / PAGE).map(read).collect()
+    }
+
+    fn names(path: &Path) -> Vec<String> {
+        let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn changes_are_saved_until_they_are_half_of_the_data() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(folder.path()).unwrap();
+        let memory = memory();
+        let mut log = saved_once(&memory, &directory);
+
+        write_pages(&memory, 3..5, 2);
+        save(&mut log, &memory, &directory);
+        write_pages(&memory, [4, 100].into_iter(), 3);
+        assert_eq!(memory.discard(GuestAddress(START + 7 * PAGE), Bytes(PAGE)), Bytes(PAGE));
+        save(&mut log, &memory, &directory);
+
+        assert_eq!(names(folder.path()), ["changes-1", "changes-2", "memory-0", "state.jsonl"]);
+        assert_eq!(restored(folder.path()), first_bytes(&memory));
+        // Three pages and their headers, and a header for the page of zeros.
+        assert_eq!(log.committed.as_ref().unwrap().written, Bytes(2 * PAGE + 3 * 16));
+        write_pages(&memory, 0..40, 4);
+        save(&mut log, &memory, &directory);
+        assert_eq!(names(folder.path()), ["memory-3", "state.jsonl"]);
+        assert_eq!(restored(folder.path()), first_bytes(&memory));
+    }
+
+    #[test]
+    fn pages_stay_pending_after_a_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(folder.path()).unwrap();
+        let memory = memory();
+        let mut log = saved_once(&memory, &directory);
+        write_pages(&memory, 5..7, 2);
+
+        // The state of this attempt is not committed.
+        collect(&mut log, &memory);
+        let failed = log.write(&memory, &directory).unwrap();
+        directory.discard(failed.new_name());
+        write_pages(&memory, 8..9, 3);
+        save(&mut log, &memory, &directory);
+
+        assert_eq!(names(folder.path()), ["changes-1", "memory-0", "state.jsonl"]);
+        assert_eq!(restored(folder.path()), first_bytes(&memory));
+    }
+
+    #[test]
+    fn a_snapshot_is_full_after_another_vm_has_replaced_the_last_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(folder.path()).unwrap();
+        let (one, other) = (memory(), memory());
+        let mut log = saved_once(&one, &directory);
+        saved_once(&other, &SnapshotDirectory::open(folder.path()).unwrap());
+
+        write_pages(&one, 5..7, 2);
+        save(&mut log, &one, &directory);
+
+        assert_eq!(names(folder.path()), ["memory-2", "state.jsonl"]);
+        assert_eq!(restored(folder.path()), first_bytes(&one));
+    }
+
+    #[test]
+    fn writers_without_a_log_are_refused() {
+        let mut with_vsock = VmConfig::default();
+        with_vsock.devices.vsock = Some(VsockConfig { cid: 3 });
+        let with = |dirty_log| VmConfig { dirty_log, ..VmConfig::default() };
+        for (config, option) in [
+            (with_vsock, "--vsock"),
+            (with(DirtyMode::Ring), "--dirty-log"),
+            (with(DirtyMode::RingOnly), "--dirty-log"),
+        ] {
+            let error = check_writers(&config).unwrap_err().to_string();
+            assert!(error.contains(option) && error.contains("remove one"), "{error}");
+        }
+        assert!(check_writers(&with(DirtyMode::Manual)).is_ok());
+    }
+}
