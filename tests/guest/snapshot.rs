@@ -5,7 +5,10 @@
 use super::host::EmulatedHost;
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `start OPTIONS` and
-/// `restore VALUE` run the guest; `save` takes a snapshot between two of its rounds and stops it.
+/// `restore VALUE` run the guest, with the options of `--snapshot` in `$snapshot` and variables of its
+/// init in `$environment`; `save` takes a snapshot between two of its rounds and stops it; `increments`
+/// takes snapshots while it runs. In each round the guest changes memory and has its disk fill pages of
+/// the page cache.
 const SHELL_FUNCTIONS: &str = r#"
 prepare() {
     install_programs /bin/busybox
@@ -18,15 +21,23 @@ for module in /m/*; do busybox insmod $module; done
 until [ -b /dev/vda ]; do busybox sleep 0.1; done
 exec </dev/ttyS0 >/dev/ttyS0 2>&1
 busybox dd if=/dev/urandom of=/data bs=1000000 count=8 2>/dev/null
+for copy in $(busybox seq ${fill:-0}); do busybox cat /data; done >/fill
 sum=$(busybox md5sum </data)
+cache() { busybox dd if=/dev/vda bs=4096 count=64 skip=$((round % 16 * 64)) 2>/dev/null | busybox md5sum; }
 round=0
+cached=$(cache)
 while :; do
+    [ "$(cache)" = "$cached" ] || echo "page cache differs"
     round=$((round + 1))
     busybox dd if=/dev/urandom of=/part bs=4096 count=64 2>/dev/null
     busybox dd if=/part of=/dev/vda bs=4096 seek=$((round % 16 * 64)) conv=fsync 2>/dev/null
     busybox dd if=/dev/vda of=/read bs=4096 count=64 skip=$((round % 16 * 64)) iflag=direct 2>/dev/null
     busybox cmp /part /read || echo "disk differs"
+    echo 1 >/proc/sys/vm/drop_caches
+    cached=$(cache)
     [ "$(busybox md5sum </data)" = "$sum" ] || echo "memory differs"
+    busybox dd if=/part of=/data bs=4096 seek=$((round % 16 * 64)) conv=notrunc 2>/dev/null
+    sum=$(busybox md5sum </data)
     echo "round $round has ended, $(busybox nproc) CPUs"
 done
 INIT
@@ -35,13 +46,13 @@ INIT
 }
 run() {
     rm -f /tmp/run/vm.sock && : >/tmp/out # The output of the last run must not count.
-    /mnt/granule run --user nobody --api-socket /tmp/run/vm.sock --snapshot /tmp/run/saved "$@" \
+    /mnt/granule run --user nobody --api-socket /tmp/run/vm.sock --snapshot "/tmp/run/saved$snapshot" "$@" \
         </dev/null >/tmp/out 2>&1 &
     pid=$!
 }
 start() {
     mkdir -p /tmp/run/saved && chmod 777 /tmp/run/saved
-    run --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --cmdline "console=ttyS0 quiet" \
+    run --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --cmdline "console=ttyS0 quiet $environment" \
         --disk /tmp/disk --balloon on --vcpus 2 "$@"
 }
 restore() { run --restore "/tmp/run/saved$1"; }
@@ -49,6 +60,19 @@ rounds() {
     until [ "$(grep -ac 'has ended' /tmp/out)" -ge $1 ]; do
         kill -0 $pid 2>/dev/null || break; sleep 0.3
     done
+}
+increments() {
+    for number in 1 2 3 4 5; do
+        rounds $number
+        start=$(date +%s%N)
+        request 'POST /v1/snapshot' | grep -a _bytes
+        echo "$((($(date +%s%N) - start) / 1000000)) ms"
+    done
+}
+stop() {
+    request 'POST /v1/stop' >/dev/null
+    wait $pid; echo "status=$?"
+    grep -a 'has ended\|differs\|granule:' /tmp/out | tail -n 4
 }
 save() {
     request 'POST /v1/pause' >/dev/null
@@ -58,9 +82,7 @@ save() {
         grep -q 'memory is still' /tmp/answer || break
         sleep 1
     done
-    request 'POST /v1/stop' >/dev/null
-    wait $pid; echo "status=$?"
-    grep -a 'has ended\|differs\|granule:' /tmp/out | tail -n 4
+    stop
     rm -f /tmp/run/vm.sock; ls /tmp/run/saved
 }
 "#;
@@ -101,6 +123,54 @@ fn a_guest_continues_from_its_snapshot_on_each_backing() {
         // The state and one memory file.
         assert_eq!(output.matches("memory-").count(), 1, "{output}");
         host.run("rm -r /tmp/run/saved");
+    }
+}
+
+/// Returns the numbers after `"written_bytes":`.
+fn written_bytes(output: &str) -> Vec<u64> {
+    let answers = output.split("\"written_bytes\":").skip(1);
+    answers.map(|rest| rest.split('}').next().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+#[ignore = "boots an emulated host: minutes"]
+fn a_guest_continues_from_incremental_snapshots_in_each_mode() {
+    let mut host = EmulatedHost::boot();
+    host.prepare_guest(SHELL_FUNCTIONS);
+    // Five incremental snapshots have less than half of the data with nine copies of a file.
+    host.run("echo 170 >/proc/sys/vm/nr_hugepages; environment=fill=9");
+    let modes = ["", ",memory=map", ",memory=userfaultfd"];
+    for (backing, modes) in [("4k", &modes[..]), ("2m", &modes[2..])] {
+        host.run(&format!("snapshot=,incremental=on; start --memory 320M,backing={backing}"));
+        let mut output = host.run("increments");
+        output += &host.run("rounds 6; save");
+
+        let written = written_bytes(&output);
+        assert_eq!(written.len(), 6, "{output}");
+        assert!(written[1..].iter().all(|bytes| bytes * 3 < written[0]), "{output}");
+        assert!(!output.contains("differs"), "{output}");
+        for file in ["memory-0", "changes-1", "changes-5", "state.jsonl"] {
+            assert!(output.contains(file), "{file}: {output}");
+        }
+        let round = last_round(&output);
+        for mode in modes {
+            let damaged = host.run(&format!(
+                "changes=/tmp/run/saved/changes-2; cp $changes /tmp/kept; truncate -s -8 $changes; \
+                 restore {mode}; wait $pid; echo status=$?; cat /tmp/out; cat /tmp/kept >$changes"
+            ));
+            assert!(damaged.contains("status=2"), "{mode}: {damaged}");
+            assert!(damaged.contains("changes-2\n  because: it is truncated"), "{mode}: {damaged}");
+
+            let output = host.run(&format!("restore {mode}; rounds 2; stop"));
+
+            assert!(output.contains("status=0"), "{backing}{mode}: {output}");
+            assert!(!output.contains("differs"), "{backing}{mode}: {output}");
+            assert!(last_round(&output) >= round + 2, "{backing}{mode}: {output}");
+        }
+        // The first snapshot of a restored VM has all memory.
+        let output = host.run("restore; rounds 1; save");
+        assert_eq!(output.matches("changes-").count(), 0, "{output}");
+        host.run("rm -r /tmp/run/saved; snapshot=");
     }
 }
 
