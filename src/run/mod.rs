@@ -139,9 +139,10 @@ pub struct Args {
     snapshot: Option<SnapshotConfig>,
     // Clap would print escapes of the brackets.
     #[allow(rustdoc::broken_intra_doc_links, reason = "not links")]
-    /// Continue the VM of a snapshot: DIR[,memory=copy|map|userfaultfd][,order=FILE]. Memory is copied
-    /// before the guest runs; mapped from the file, base pages only; or copied when it is accessed,
-    /// which FILE records for the next time. Options of the VM are those of the snapshot, except that
+    /// Continue the VM of a snapshot: DIR[,memory=copy|map|userfaultfd][,order=FILE][,paused=on].
+    /// Memory is copied before the guest runs; mapped from the file, base pages only; or copied when
+    /// it is accessed, which FILE records for the next time. With paused=on the guest runs after
+    /// POST /v1/resume. Options of the VM are those of the snapshot, except that
     /// --vsock can select another CID
     #[arg(
         long,

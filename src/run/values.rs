@@ -6,7 +6,7 @@
 //! --prefault stage2[,background=on]
 //! --disk PATH[,readonly=on]
 //! --snapshot DIR[,incremental=on]
-//! --restore DIR[,memory=copy|map|userfaultfd][,order=FILE]
+//! --restore DIR[,memory=copy|map|userfaultfd][,order=FILE][,paused=on]
 //! --net tap=NAME[,mac=…]
 //! --vsock cid=N
 //! ```
@@ -115,19 +115,22 @@ pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
     let mut parts = text.split(',');
     let directory = parts.next().unwrap_or_default();
     if directory.is_empty() {
-        return Err("the directory is missing: use DIR[,memory=…][,order=FILE]".to_owned());
+        return Err(
+            "the directory is missing: use DIR[,memory=…][,order=FILE][,paused=on]".to_owned()
+        );
     }
-    let (mut mode, mut order) = (RestoreMode::default(), None);
+    let (mut mode, mut order, mut is_paused) = (RestoreMode::default(), None, false);
     for part in parts {
         match part.split_once('=') {
             Some(("memory", "copy")) => mode = RestoreMode::Copy,
             Some(("memory", "map")) => mode = RestoreMode::Map,
             Some(("memory", "userfaultfd")) => mode = RestoreMode::OnDemand { order: None },
             Some(("order", file)) => order = Some(file.into()),
+            Some((name @ "paused", value)) => is_paused = parse_switch(name, value)?,
             _ => {
                 return Err(format!(
-                    "unknown option '{part}': use memory=copy, memory=map, memory=userfaultfd or \
-                     order=FILE"
+                    "unknown option '{part}': use memory=copy, memory=map, memory=userfaultfd, \
+                     order=FILE or paused=on"
                 ));
             }
         }
@@ -137,7 +140,7 @@ pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
         (mode, None) => mode,
         (_, Some(_)) => return Err("order=FILE needs memory=userfaultfd".to_owned()),
     };
-    Ok(RestoreConfig { directory: directory.into(), mode, vsock: None })
+    Ok(RestoreConfig { directory: directory.into(), mode, is_paused, vsock: None })
 }
 
 /// Parses a directory for snapshots. A path may contain commas, so only a final `incremental=` is an
@@ -246,6 +249,21 @@ mod tests {
     }
 
     #[test]
+    fn a_restore_copies_memory_and_runs_by_default() {
+        let on_demand = |order: &str| RestoreMode::OnDemand { order: Some(order.into()) };
+        for (text, mode, is_paused) in [
+            ("saved", RestoreMode::Copy, false),
+            ("saved,memory=map,paused=on", RestoreMode::Map, true),
+            ("saved,paused=on,order=o,memory=userfaultfd", on_demand("o"), true),
+            ("saved,paused=off", RestoreMode::Copy, false),
+        ] {
+            let directory = "saved".into();
+            let expected = RestoreConfig { directory, mode, is_paused, vsock: None };
+            assert_eq!(parse_restore(text), Ok(expected));
+        }
+    }
+
+    #[test]
     fn a_disk_is_writable_by_default_and_its_path_may_contain_commas() {
         for (text, path, is_read_only) in
             [("/d/a,b.img", "/d/a,b.img", false), ("d.img,readonly=on", "d.img", true)]
@@ -285,6 +303,7 @@ mod tests {
     fn each_error_names_its_cause() {
         let zone = |text| parse_zone(text).map(drop);
         let disk = |text| parse_disk(text).map(drop);
+        let restore = |text| parse_restore(text).map(drop);
         let vsock = |text| parse_vsock(text).map(drop);
         let net = |text| parse_net(text).map(drop);
         let prefault = |text| parse_prefault(text).map(drop);
@@ -303,6 +322,10 @@ mod tests {
             (disk(",readonly=on"), "missing"),
             (parse_snapshot(",incremental=on").map(drop), "missing"),
             (parse_snapshot("a,incremental=yes").map(drop), "on or off"),
+            (restore(",paused=on"), "directory is missing"),
+            (restore("saved,order=o"), "needs memory=userfaultfd"),
+            (restore("saved,paused"), "unknown option"),
+            (restore("saved,paused=yes"), "on or off"),
             (prefault("on"), "use stage2"),
             (prefault("stage2,threads=4"), "unknown option"),
             (prefault("stage2,background=yes"), "on or off"),

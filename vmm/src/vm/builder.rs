@@ -6,7 +6,7 @@
 //! of the snapshot, and vCPU threads.
 //! [`crate::arch::guest`] implements the architecture-specific part of each step.
 
-use std::{fs::File, sync::Arc};
+use std::{cell::Cell, fs::File, sync::Arc};
 
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::EventFd;
@@ -18,7 +18,7 @@ use super::{
     outcome::{VmError, failed},
     stage2_prefault,
     start::{Start, resume_devices},
-    vcpu::{RunControl, VcpuContext},
+    vcpu::{RunControl, RunState, VcpuContext},
     vcpu_threads::VcpuThreads,
 };
 use crate::{
@@ -70,12 +70,29 @@ pub struct Vm {
     pub on_demand: Option<OnDemand>,
     /// Memory, one region for each zone of the configuration.
     pub memory: GuestMemory,
+    /// Devices wait for [`Self::resume`] and keep the state of a snapshot.
+    pub has_suspended_devices: Cell<bool>,
     /// Limits threads of devices by seccomp.
     pub confines_threads: bool,
     pub statistics: Statistics,
 }
 
-/// Builds a VM with paused vCPUs.
+impl Vm {
+    /// Continues suspended devices, and then the vCPUs.
+    ///
+    /// # Errors
+    /// A device's thread cannot be confined.
+    pub fn resume(&self) -> Result<(), VmError> {
+        if self.has_suspended_devices.get() {
+            resume_devices(&self.bus, self.confines_threads)?;
+            self.has_suspended_devices.set(false);
+        }
+        self.vcpus.request(RunState::Running);
+        Ok(())
+    }
+}
+
+/// Builds a VM with paused vCPUs. Devices of a snapshot are suspended.
 pub fn build(
     config: &VmConfig,
     files: &OpenFiles,
@@ -139,9 +156,6 @@ pub fn build(
     let controller = vcpus.controller;
     let vcpus = VcpuThreads::start(vcpus.fds, context, connections.confines_vcpus)
         .map_err(failed("the vCPU threads cannot be started"))?;
-    if suspends_devices {
-        resume_devices(&bus, connections.confines_vcpus)?;
-    }
     Ok(Vm {
         _prefault: prefault,
         vcpus,
@@ -155,6 +169,7 @@ pub fn build(
         ipa_bits,
         on_demand,
         memory,
+        has_suspended_devices: Cell::new(suspends_devices),
         confines_threads: connections.confines_vcpus,
         statistics,
     })

@@ -160,6 +160,8 @@ pub struct RestoreConfig {
     pub directory: PathBuf,
     /// Way in which memory takes its contents from the file.
     pub mode: RestoreMode,
+    /// Leaves vCPUs and devices suspended until a request resumes the VM.
+    pub is_paused: bool,
     /// Vsock device in place of that of the snapshot, whose CID another guest may have.
     pub vsock: Option<VsockConfig>,
 }

@@ -88,7 +88,11 @@ impl<'a> VmController<'a> {
         match request {
             ApiRequest::State => {}
             ApiRequest::Pause => self.vm.vcpus.pause(),
-            ApiRequest::Resume => self.vm.vcpus.request(RunState::Running),
+            ApiRequest::Resume => {
+                if let Err(error) = self.vm.resume() {
+                    return error_response(500, &error_text(&error));
+                }
+            }
             ApiRequest::Stop => self.is_stop_requested = true,
             ApiRequest::Snapshot => return self.save_snapshot(),
             ApiRequest::Memory => return self.memory(),

@@ -32,7 +32,6 @@ use super::{
     snapshot::{OpenSnapshot, SnapshotDirectory},
     stats::{HostCounters, StatsReader, refreshed_stage2_table_bytes},
     terminal::Terminal,
-    vcpu::RunState,
 };
 use crate::{
     arch::guest,
@@ -75,6 +74,11 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
         let text = "--fault-stalls on: nothing shows the stalls; add --stats or --api-socket";
         return Err(VmError::Refused(text.to_owned()));
     }
+    let starts_paused = matches!(source, VmSource::Restore(restore) if restore.is_paused);
+    if starts_paused && socket.is_none() {
+        let text = "--restore …,paused=on: no request can resume the VM; add --api-socket";
+        return Err(VmError::Refused(text.to_owned()));
+    }
     let mut fault_stalls = options
         .measures_fault_stalls
         .then(|| FaultStalls::open().map_err(failed("--fault-stalls needs root and a tracefs")))
@@ -94,6 +98,7 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
             api: api.as_ref(),
             output: &output,
             collects_statistics,
+            starts_paused,
             boot_count,
         };
         let outcome =
@@ -203,6 +208,8 @@ struct RunContext<'a> {
     api: Option<&'a ApiServer>,
     output: &'a ConsoleOutput,
     collects_statistics: bool,
+    /// Leaves the VM paused until a request resumes it.
+    starts_paused: bool,
     boot_count: u32,
 }
 
@@ -254,7 +261,9 @@ impl RunContext<'_> {
         if self.collects_statistics {
             controller.end_phase("boot", start_time.elapsed());
         }
-        vm.vcpus.request(RunState::Running);
+        if !self.starts_paused {
+            vm.resume()?;
+        }
         let event_loop = EventLoop {
             signals: self.signals,
             wake_event: &wake,

@@ -50,7 +50,10 @@ pub fn save(
         true => Err(VmError::Refused("the guest has ended and cannot be saved".to_owned())),
         false => save_paused(vm, config, directory, logs),
     };
-    let resumed = resume_devices(&vm.bus, vm.confines_threads);
+    let resumed = match vm.has_suspended_devices.get() {
+        true => Ok(()),
+        false => resume_devices(&vm.bus, vm.confines_threads),
+    };
     if requested == RunState::Running {
         vm.vcpus.request(RunState::Running);
     }
