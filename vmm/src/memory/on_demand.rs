@@ -185,19 +185,28 @@ impl Source {
                     if is_stopped() {
                         return Ok(false);
                     }
+                    #[cfg(test)]
+                    self.end_faults_early(at)?;
                     let part = self.part_at(ram, at - start);
                     at = start + part.end;
                     self.fill(start, ram, part, &mut buffer)?;
                 }
             }
         }
+        self.end_faults()?;
+        Ok(true)
+    }
+
+    /// Makes missing pages zero, and then collapses transparent huge pages, whose other pages would be
+    /// hidden. All data must be there.
+    fn end_faults(&self) -> io::Result<()> {
         for ram in self.memory.regions() {
             self.faults.unregister(&ram.host_range())?;
             if let Err(error) = ram.collapse_if_transparent() {
                 log::info!("memory stays in small pages: {error}");
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Returns the part of a region that is filled at once and contains an offset in the region.
@@ -261,6 +270,8 @@ const fn page_size(ram: &GuestRam) -> u64 {
 }
 
 #[cfg(test)]
+mod end_of_faults;
+#[cfg(test)]
 mod tests {
     use std::{
         fs::File,
@@ -275,10 +286,10 @@ mod tests {
         BackingPlan, HostPages, PageMap, RamOptions, changes::testing::changes_file, image,
     };
 
-    const START: u64 = 0x4000_0000;
-    const SIZE: Bytes = Bytes::mib(8);
+    pub(super) const START: u64 = 0x4000_0000;
+    pub(super) const SIZE: Bytes = Bytes::mib(8);
 
-    fn memory(backing: &str) -> Result<GuestMemory, MemoryError> {
+    pub(super) fn memory(backing: &str) -> Result<GuestMemory, MemoryError> {
         let host = HostPages::of_this_host().unwrap();
         let plan = BackingPlan::new(backing.parse().unwrap(), &host)?;
         let ram = GuestRam::new(plan, &host, GuestAddress(START), SIZE, RamOptions::default())?;
@@ -286,7 +297,7 @@ mod tests {
     }
 
     /// Returns an image with a word at every third page, and faults, if the host has them.
-    fn image_and_faults() -> Option<(Arc<File>, UserFaults)> {
+    pub(super) fn image_and_faults() -> Option<(Arc<File>, UserFaults)> {
         let faults = match UserFaults::open() {
             Ok(faults) => faults,
             Err(error) => {
@@ -303,7 +314,7 @@ mod tests {
         Some((Arc::new(file), faults))
     }
 
-    fn fail(error: io::Error) {
+    pub(super) fn fail(error: io::Error) {
         panic!("{error}");
     }
 

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Test of the step that must be last: transparent huge pages hide what is still missing, so faults
+//! end when all data is there.
+//!
+//! A child process, in which they end earlier, must lose data: the test would see it.
+
+use std::{
+    fs::File,
+    thread,
+    time::{Duration, Instant},
+};
+
+use granule_types::units::GuestAddress;
+use vm_memory::Bytes as _;
+
+use super::{
+    tests::{SIZE, START, fail, image_and_faults, memory},
+    *,
+};
+use crate::devices::virtio::testing::child_test_command;
+
+const ROUNDS: u32 = 100;
+const PAGES: u64 = SIZE.0 / 4096;
+/// Distance of the word that the test writes to a page from the word of the image.
+const WRITTEN: u64 = 8;
+/// Environment variable of the child process: offset in the image from which on faults have ended.
+const EARLY_END_VARIABLE: &str = "GRANULE_TEST_EARLY_END_OF_FAULTS";
+
+impl Source {
+    /// Ends the faults before the filler fills the part at an offset, if this process has to do so.
+    pub(super) fn end_faults_early(&self, offset: u64) -> io::Result<()> {
+        let end = std::env::var(EARLY_END_VARIABLE).ok().and_then(|end| end.parse::<u64>().ok());
+        if end.is_some_and(|end| end <= offset) { self.end_faults() } else { Ok(()) }
+    }
+}
+
+/// Returns the word of the image in a page.
+fn image_word(page: u64) -> u64 {
+    if page.is_multiple_of(3) { page + 1 } else { 0 }
+}
+
+/// Returns the word of a page, and the word that the test writes to it.
+fn words(memory: &GuestMemory, page: u64) -> [u64; 2] {
+    let address = START + page * 4096;
+    [address, address + WRITTEN].map(|at| memory.map().read_obj(GuestAddress(at)).unwrap())
+}
+
+/// Reads and writes each page by four threads while memory is filled, and reads all again at the end.
+/// Returns the number of huge pages.
+fn fill_beside_accesses(image: &Arc<File>, faults: UserFaults) -> u64 {
+    let memory = memory("anonymous_thp").unwrap();
+    let demand =
+        OnDemand::start(faults, &memory, Arc::clone(image).into(), &[], true, fail).unwrap();
+
+    let read_and_write = |first: u64| {
+        for page in (0..PAGES / 4).rev().map(|index| index * 4 + first) {
+            assert_eq!(words(&memory, page), [image_word(page), 0], "page {page}");
+            let address = GuestAddress(START + page * 4096 + WRITTEN);
+            memory.map().write_obj(!page, address).unwrap();
+        }
+    };
+    thread::scope(|scope| {
+        for first in 0..4 {
+            scope.spawn(move || read_and_write(first));
+        }
+    });
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !demand.is_complete() {
+        assert!(Instant::now() < deadline, "memory is not filled");
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(demand);
+
+    for page in 0..PAGES {
+        assert_eq!(words(&memory, page), [image_word(page), !page], "page {page}");
+    }
+    let resident = memory.regions()[0].resident_pages().unwrap().resident_bytes;
+    resident.get(&(2 << 20)).map_or(0, |bytes| bytes >> 21)
+}
+
+#[test]
+fn huge_pages_hide_no_data_in_a_hundred_rounds_and_do_if_faults_end_early() {
+    let Some((image, faults)) = image_and_faults() else { return };
+
+    let mut huge_pages = fill_beside_accesses(&image, faults);
+    for _ in 1..ROUNDS {
+        huge_pages += fill_beside_accesses(&image, UserFaults::open().unwrap());
+    }
+
+    if std::env::var_os(EARLY_END_VARIABLE).is_some() {
+        return;
+    }
+    println!("{ROUNDS} rounds, {huge_pages} huge pages");
+    for offset in [0, 20 * CLUSTER] {
+        let child = child_test_command(
+            "memory::on_demand::end_of_faults::\
+             huge_pages_hide_no_data_in_a_hundred_rounds_and_do_if_faults_end_early",
+        )
+        .env(EARLY_END_VARIABLE, offset.to_string())
+        .output()
+        .unwrap();
+        let text = String::from_utf8_lossy(&child.stderr);
+        assert!(!child.status.success(), "no data is lost from {offset:#x} on");
+        assert!(text.contains("left: [0, "), "{text}");
+    }
+}
