@@ -178,9 +178,11 @@ impl Source {
     /// Fills all data, and then ends the faults. Returns whether it did, and was not stopped.
     fn fill_all(&self, is_stopped: impl Fn() -> bool) -> io::Result<bool> {
         let mut buffer = Vec::new();
+        // A part may have several ranges of data, and is filled once.
+        let mut filled = 0;
         for (start, ram) in file_offsets(&self.memory) {
             for data in self.image.data(start..start + ram.size().0)? {
-                let mut at = data.start;
+                let mut at = data.start.max(filled);
                 while at < data.end {
                     if is_stopped() {
                         return Ok(false);
@@ -189,6 +191,7 @@ impl Source {
                     self.end_faults_early(at)?;
                     let part = self.part_at(ram, at - start);
                     at = start + part.end;
+                    filled = at;
                     self.fill(start, ram, part, &mut buffer)?;
                 }
             }
