@@ -10,7 +10,9 @@
 mod bus;
 mod devices;
 mod guest;
+mod order;
 mod snapshot;
+mod userfaults;
 
 use std::io::Cursor;
 
@@ -40,6 +42,8 @@ pub const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { name: "bus", run: bus::run },
     FuzzTarget { name: "api", run: parse_api_request },
     FuzzTarget { name: "snapshot", run: snapshot::run },
+    FuzzTarget { name: "order", run: order::run },
+    FuzzTarget { name: "userfaults", run: userfaults::run },
 ];
 
 /// Maximum size of an unpacked image, below the loader's limit so that runs are fast.

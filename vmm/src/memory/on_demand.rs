@@ -148,12 +148,9 @@ impl Source {
         record: &Mutex<Vec<Range<u64>>>,
         buffer: &mut Vec<u8>,
     ) -> io::Result<()> {
-        let mut regions = file_offsets(&self.memory);
-        let Some((start, ram)) = regions.find(|(_, ram)| ram.host_range().contains(&address))
-        else {
+        let Some((start, ram, part)) = part_of_fault(&self.memory, self.unit, address) else {
             return Ok(());
         };
-        let part = self.part_at(ram, address.0 - ram.host_address().0);
         record.lock().push(start + part.start..start + part.end);
         self.fill(start, ram, part, buffer)?;
         // The page may exist since before the fault was read.
@@ -189,7 +186,7 @@ impl Source {
                     }
                     #[cfg(test)]
                     self.end_faults_early(at)?;
-                    let part = self.part_at(ram, at - start);
+                    let part = part_at(ram, self.unit, at - start);
                     at = start + part.end;
                     filled = at;
                     self.fill(start, ram, part, &mut buffer)?;
@@ -210,13 +207,6 @@ impl Source {
             }
         }
         Ok(())
-    }
-
-    /// Returns the part of a region that is filled at once and contains an offset in the region.
-    fn part_at(&self, ram: &GuestRam, offset: u64) -> Range<u64> {
-        let unit = page_size(ram).max(self.unit);
-        let start = offset / unit * unit;
-        start..(start + unit).min(ram.size().0)
     }
 
     /// Fills what is missing of a part of a region, whose offset in the file is `start`.
@@ -247,6 +237,25 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Returns the part that is filled for a fault at an address, `unit` bytes or a page: the region, its
+/// offset in the file, and the part by offset in the region. No region has other addresses.
+pub fn part_of_fault(
+    memory: &GuestMemory,
+    unit: u64,
+    address: HostVirtAddr,
+) -> Option<(u64, &GuestRam, Range<u64>)> {
+    let mut regions = file_offsets(memory);
+    let (start, ram) = regions.find(|(_, ram)| ram.host_range().contains(&address))?;
+    Some((start, ram, part_at(ram, unit, address.0 - ram.host_address().0)))
+}
+
+/// Returns the part of a region that is filled at once and contains an offset in the region.
+fn part_at(ram: &GuestRam, unit: u64, offset: u64) -> Range<u64> {
+    let unit = page_size(ram).max(unit);
+    let start = offset / unit * unit;
+    start..(start + unit).min(ram.size().0)
 }
 
 /// Returns the whole pages of a part of an image: for each region its offset in the file, and the

@@ -26,7 +26,8 @@ const API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
 /// Type of a message about a missing page, `UFFD_EVENT_PAGEFAULT`.
 const EVENT_PAGEFAULT: u8 = 0x12;
-const MESSAGE_SIZE: usize = 32;
+/// Size of a message, `struct uffd_msg`.
+pub const MESSAGE_SIZE: usize = 32;
 const ADDRESS_OFFSET: usize = 16;
 
 #[repr(C)]
@@ -142,10 +143,15 @@ impl UserFaults {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             read => read?,
         }
-        let address = message[ADDRESS_OFFSET..].first_chunk();
-        let address = address.map(|bytes| HostVirtAddr(u64::from_ne_bytes(*bytes)));
-        Ok(address.filter(|_| message[0] == EVENT_PAGEFAULT))
+        Ok(fault_address(&message))
     }
+}
+
+/// Returns the address in a message about a missing page, or `None` for another message.
+pub fn fault_address(message: &[u8; MESSAGE_SIZE]) -> Option<HostVirtAddr> {
+    let address = message[ADDRESS_OFFSET..].first_chunk();
+    let address = address.map(|bytes| HostVirtAddr(u64::from_ne_bytes(*bytes)));
+    address.filter(|_| message[0] == EVENT_PAGEFAULT)
 }
 
 impl AsFd for UserFaults {

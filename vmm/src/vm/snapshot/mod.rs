@@ -17,7 +17,7 @@
 //! guest's first accesses.
 
 mod directory;
-mod order;
+pub mod order;
 mod state;
 
 pub use directory::{OpenSnapshot, SnapshotDirectory};

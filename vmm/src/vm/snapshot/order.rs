@@ -68,11 +68,16 @@ impl OrderFile {
     }
 }
 
-fn header(memory_crc: u32) -> String {
+/// Returns the first line of the order file of a snapshot.
+pub fn header(memory_crc: u32) -> String {
     format!("{FORMAT} {memory_crc:08x}\n")
 }
 
-fn parse(text: &str, memory_crc: u32) -> Result<Order, String> {
+/// Parses an order file of the snapshot whose memory has this checksum.
+///
+/// # Errors
+/// It is that of another snapshot, or has a line that is not a part.
+pub fn parse(text: &str, memory_crc: u32) -> Result<Order, String> {
     let Some(lines) = text.strip_prefix(header(memory_crc).as_str()) else {
         return Err("it is not the order file of this snapshot: remove it to record it".to_owned());
     };
