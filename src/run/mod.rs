@@ -122,7 +122,7 @@ pub struct Args {
     fault_stalls: Switch,
     /// Serve HTTP requests on this Unix socket: GET /v1/state, /v1/memory, /v1/counters, /v1/dirty;
     /// POST /v1/memory/collapse, /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop,
-    /// /v1/dirty/clear, /v1/balloon/SIZE, /v1/snapshot
+    /// /v1/dirty/clear, /v1/balloon/SIZE, /v1/snapshot, /v1/snapshot/live
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
     // Clap would print escapes of the brackets.

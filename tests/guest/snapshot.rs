@@ -126,10 +126,11 @@ fn a_guest_continues_from_its_snapshot_on_each_backing() {
     }
 }
 
-/// Returns the numbers after `"written_bytes":`.
-fn written_bytes(output: &str) -> Vec<u64> {
-    let answers = output.split("\"written_bytes\":").skip(1);
-    answers.map(|rest| rest.split('}').next().unwrap().parse().unwrap()).collect()
+/// Returns the numbers of this name in answers of the control socket.
+fn numbers(output: &str, name: &str) -> Vec<u64> {
+    let before = format!("\"{name}\":");
+    let answers = output.split(&before).skip(1);
+    answers.map(|rest| rest.split([',', '}']).next().unwrap().parse().unwrap()).collect()
 }
 
 #[test]
@@ -145,7 +146,7 @@ fn a_guest_continues_from_incremental_snapshots_in_each_mode() {
         let mut output = host.run("increments");
         output += &host.run("rounds 6; save");
 
-        let written = written_bytes(&output);
+        let written = numbers(&output, "written_bytes");
         assert_eq!(written.len(), 6, "{output}");
         assert!(written[1..].iter().all(|bytes| bytes * 3 < written[0]), "{output}");
         assert!(!output.contains("differs"), "{output}");
@@ -171,6 +172,41 @@ fn a_guest_continues_from_incremental_snapshots_in_each_mode() {
         let output = host.run("restore; rounds 1; save");
         assert_eq!(output.matches("changes-").count(), 0, "{output}");
         host.run("rm -r /tmp/run/saved; snapshot=");
+    }
+}
+
+#[test]
+#[ignore = "boots an emulated host: minutes"]
+fn a_live_snapshot_stops_the_guest_for_its_changes_only() {
+    let mut host = EmulatedHost::boot();
+    host.prepare_guest(SHELL_FUNCTIONS);
+    host.run("echo 170 >/proc/sys/vm/nr_hugepages; environment=fill=9");
+    for (backing, options, modes) in [
+        ("4k", "", ["", ",memory=map"]),
+        ("4k", ",incremental=on", [",memory=userfaultfd", ",memory=map"]),
+        ("thp", "", ["", ",memory=userfaultfd"]),
+        ("2m", "", [",memory=userfaultfd", ""]),
+    ] {
+        host.run(&format!("snapshot={options}; start --memory 320M,backing={backing}; rounds 1"));
+        let full = host.run("request 'POST /v1/snapshot'");
+        let live = host.run("rounds 2; request 'POST /v1/snapshot/live'; request 'GET /v1/state'");
+        let is_logging = !options.is_empty();
+        assert!(live.contains(&format!("\"dirty_logging\":{is_logging}")), "{live}");
+        let [full, live] = [full, live].map(|answer| numbers(&answer, "paused_us"));
+        println!("{backing}{options}: stopped for {full:?} and {live:?} us");
+        assert!(live[0] * 2 < full[0], "{backing}: {live:?} {full:?}");
+        let output = host.run("stop; ls /tmp/run/saved");
+        assert_eq!(output.matches("memory-").count(), 1, "{output}");
+        assert_eq!(output.matches("changes-").count(), 1, "{output}");
+        let round = last_round(&output);
+        for mode in modes {
+            let output = host.run(&format!("snapshot=; restore {mode}; rounds 2; stop"));
+
+            assert!(output.contains("status=0"), "{backing}{mode}: {output}");
+            assert!(!output.contains("differs"), "{backing}{mode}: {output}");
+            assert!(last_round(&output) + 20 > round, "{backing}{mode}: {output}");
+        }
+        host.run("rm -r /tmp/run/saved");
     }
 }
 

@@ -11,7 +11,8 @@
 //! | `POST /v1/dirty/start`, `/v1/dirty/stop` | starts or stops dirty logging, unless incremental snapshots use it |
 //! | `GET /v1/dirty` | pages written since logging started or the log was cleared, by zone |
 //! | `POST /v1/dirty/clear` | clears the dirty log |
-//! | `POST /v1/snapshot` | saves the VM to the directory of `--snapshot`; bytes of memory, of its data and of the new file |
+//! | `POST /v1/snapshot` | saves the VM to the directory of `--snapshot`; bytes of memory, of its data and of the new files, and the time in which the guest was stopped |
+//! | `POST /v1/snapshot/live` | does so while the guest runs, and stops it only to save what it has changed meanwhile |
 //! | `POST /v1/balloon/SIZE` | sets the size of the balloon |
 //! | `GET /metrics` | all counters in the text format of Prometheus |
 
@@ -39,6 +40,7 @@ pub enum ApiRequest {
     ClearDirtyLog,
     ResizeBalloon(Bytes),
     Snapshot,
+    LiveSnapshot,
 }
 
 /// Body of a response.
@@ -136,13 +138,14 @@ fn route(method: &str, path: &str) -> Result<ApiRequest, Response> {
         "/v1/dirty/stop" => ("POST", ApiRequest::DirtyLogging(false)),
         "/v1/dirty/clear" => ("POST", ApiRequest::ClearDirtyLog),
         "/v1/snapshot" => ("POST", ApiRequest::Snapshot),
+        "/v1/snapshot/live" => ("POST", ApiRequest::LiveSnapshot),
         _ => match path.strip_prefix("/v1/balloon/").map(str::parse::<Bytes>) {
             Some(Ok(size)) => ("POST", ApiRequest::ResizeBalloon(size)),
             Some(Err(error)) => return Err(error_response(400, &format!("{path}: {error}"))),
             None => {
                 let paths = "unknown path; expected one of /v1/state, pause, resume, stop, \
                              memory, memory/collapse, counters, dirty, dirty/start, dirty/stop, \
-                             dirty/clear, snapshot, balloon/SIZE, or /metrics";
+                             dirty/clear, snapshot, snapshot/live, balloon/SIZE, or /metrics";
                 return Err(error_response(404, paths));
             }
         },

@@ -39,21 +39,19 @@ const MAX_CHANGES_FILES: usize = 128;
 /// Checks that all writers of guest memory are logged.
 ///
 /// # Errors
-/// Memory of this VM has a writer that is not.
-pub fn check_writers(config: &VmConfig) -> Result<(), VmError> {
-    let reason = match config.dirty_log {
-        _ if config.devices.vsock.is_some() => {
+/// Memory of this VM has a writer that is not: the option, and the reason.
+pub fn check_writers(config: &VmConfig) -> Result<(), &'static str> {
+    match config.dirty_log {
+        _ if config.devices.vsock.is_some() => Err(
             "does not support --vsock, because the host's kernel writes to guest memory without a \
-             log"
-        }
-        DirtyMode::Ring | DirtyMode::RingOnly => {
+             log",
+        ),
+        DirtyMode::Ring | DirtyMode::RingOnly => Err(
             "does not support --dirty-log ring and ring-only, because KVM writes tables of the \
-             interrupt controller outside of its rings"
-        }
-        DirtyMode::Plain | DirtyMode::Manual | DirtyMode::ManualInitiallySet => return Ok(()),
-    };
-    let text = format!("--snapshot DIR,incremental=on {reason}: remove one of the options");
-    Err(VmError::Refused(text))
+             interrupt controller outside of its rings",
+        ),
+        DirtyMode::Plain | DirtyMode::Manual | DirtyMode::ManualInitiallySet => Ok(()),
+    }
 }
 
 /// Log of the pages that changed since the last snapshot.
@@ -62,7 +60,7 @@ pub struct ChangeLog {
     is_logging: bool,
     /// Pages that no committed snapshot has, for each region.
     pending: Vec<PageSet>,
-    /// The last snapshot since logging started.
+    /// Files to which the pending pages are changes: those of the last snapshot since logging started.
     committed: Option<SavedMemory>,
 }
 
@@ -94,6 +92,30 @@ impl ChangeLog {
             self.add(index, &ram.take_device_writes());
         }
         logs.clear(vm, |index, words| self.add(index, words))
+    }
+
+    /// Forgets what changed before, for a snapshot of all memory that is written while the VM runs. vCPUs
+    /// and devices must be stopped.
+    ///
+    /// # Errors
+    /// KVM cannot log.
+    pub fn begin(
+        &mut self,
+        vm: &Vm,
+        mode: DirtyMode,
+        logs: &mut DirtyLogs,
+    ) -> Result<(), KvmError> {
+        self.collect(vm, mode, logs)?;
+        vm.memory.regions().iter().for_each(|ram| drop(ram.take_device_writes()));
+        self.pending.clear();
+        self.committed = None;
+        Ok(())
+    }
+
+    /// Takes memory that was written since [`Self::begin`], so that the next snapshot has what changed
+    /// since.
+    pub fn set_base(&mut self, memory: SavedMemory) {
+        self.committed = Some(memory);
     }
 
     /// Adds pages of a region.
@@ -372,8 +394,8 @@ mod tests {
             (with(DirtyMode::Ring), "--dirty-log"),
             (with(DirtyMode::RingOnly), "--dirty-log"),
         ] {
-            let error = check_writers(&config).unwrap_err().to_string();
-            assert!(error.contains(option) && error.contains("remove one"), "{error}");
+            let reason = check_writers(&config).unwrap_err();
+            assert!(reason.contains(option), "{reason}");
         }
         assert!(check_writers(&with(DirtyMode::Manual)).is_ok());
     }

@@ -13,11 +13,12 @@ use super::{
     api_request::{ApiRequest, Body, Response, error_response},
     boot_stats::BootStats,
     builder::Vm,
-    change_log::ChangeLog,
+    change_log::{self, ChangeLog},
     config::VmConfig,
     dirty_logs::DirtyLogs,
     metrics,
-    save::{self, ChangeLogs},
+    outcome::VmError,
+    save::{self, ChangeLogs, SavedSizes},
     snapshot::SnapshotDirectory,
     stalls::StallHistogram,
     stats::{Snapshot, StatsReader},
@@ -94,7 +95,8 @@ impl<'a> VmController<'a> {
                 }
             }
             ApiRequest::Stop => self.is_stop_requested = true,
-            ApiRequest::Snapshot => return self.save_snapshot(),
+            ApiRequest::Snapshot => return self.save_snapshot(false),
+            ApiRequest::LiveSnapshot => return self.save_snapshot(true),
             ApiRequest::Memory => return self.memory(),
             ApiRequest::Collapse => return self.collapse(),
             ApiRequest::Counters => return self.counters(|snapshot| json!(snapshot).into()),
@@ -192,7 +194,7 @@ impl<'a> VmController<'a> {
         self.changes.as_ref().is_some_and(ChangeLog::is_logging)
     }
 
-    fn save_snapshot(&mut self) -> Response {
+    fn save_snapshot(&mut self, is_live: bool) -> Response {
         let Some(directory) = self.snapshots else {
             return error_response(409, "the run has no directory: start it with --snapshot DIR");
         };
@@ -201,23 +203,50 @@ impl<'a> VmController<'a> {
                           or restore it without a new order=FILE";
             return error_response(409, reason);
         }
-        if self.changes.is_some() && self.dirty_logs.are_on() && !self.changes_own_logs() {
-            let reason = "an incremental snapshot needs the dirty log: POST /v1/dirty/stop first";
+        // A paused VM has nothing to wait for.
+        let is_live = is_live && self.vm.vcpus.requested_state() == RunState::Running;
+        let needs_logs = is_live || self.changes.is_some();
+        if needs_logs && self.dirty_logs.are_on() && !self.changes_own_logs() {
+            let reason =
+                "a live or incremental snapshot needs the dirty log: POST /v1/dirty/stop first";
             return error_response(409, reason);
         }
-        let changes = self.changes.as_mut();
-        let logs = changes.map(|changes| ChangeLogs { changes, dirty: &mut self.dirty_logs });
-        match save::save(self.vm, self.config, directory, logs) {
+        let saved = match is_live {
+            true => self.save_live(directory),
+            false => {
+                let changes = self.changes.as_mut();
+                let logs =
+                    changes.map(|changes| ChangeLogs { changes, dirty: &mut self.dirty_logs });
+                save::save(self.vm, self.config, directory, logs)
+            }
+        };
+        match saved {
             Ok(saved) => {
                 let sizes = json!({
                     "memory_bytes": saved.memory.0,
                     "data_bytes": saved.data.0,
                     "written_bytes": saved.written.0,
+                    "paused_us": u64::try_from(saved.paused.as_micros()).unwrap_or(u64::MAX),
                 });
                 (200, sizes.into())
             }
             Err(error) => error_response(500, &error_text(&error)),
         }
+    }
+
+    fn save_live(&mut self, directory: &SnapshotDirectory) -> Result<SavedSizes, VmError> {
+        change_log::check_writers(self.config).map_err(|reason| {
+            VmError::Refused(format!("a live snapshot {reason}: POST /v1/snapshot"))
+        })?;
+        let mut own = ChangeLog::default();
+        let stops = self.changes.is_none();
+        let changes = self.changes.as_mut().unwrap_or(&mut own);
+        let logs = ChangeLogs { changes, dirty: &mut self.dirty_logs };
+        let saved = save::save_live(self.vm, self.config, directory, logs);
+        if stops && let Err(error) = self.dirty_logs.stop(self.vm) {
+            log::warn!("dirty logging goes on after a live snapshot: {error}");
+        }
+        saved
     }
 
     fn set_balloon(&self, size: Bytes) -> Response {

@@ -53,7 +53,10 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
     let files = OpenFiles::new(&config, start)?;
     let snapshots = options.snapshots.as_ref();
     if snapshots.is_some_and(|snapshots| snapshots.is_incremental) {
-        change_log::check_writers(&config)?;
+        change_log::check_writers(&config).map_err(|reason| {
+            let text = format!("--snapshot DIR,incremental=on {reason}: remove one of the options");
+            VmError::Refused(text)
+        })?;
     }
     let snapshots = snapshots.map(|snapshots| SnapshotDirectory::open(&snapshots.directory));
     let snapshots = snapshots.transpose()?;

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Takes a [snapshot](super::snapshot) of a VM.
 
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
 use granule_types::units::Bytes;
 
 use super::{
@@ -8,12 +13,12 @@ use super::{
     change_log::{ChangeLog, SavedMemory},
     config::VmConfig,
     dirty_logs::DirtyLogs,
-    outcome::VmError,
+    outcome::{VmError, failed},
     snapshot::{SnapshotDirectory, VmState, ZoneState},
     start::resume_devices,
     vcpu::RunState,
 };
-use crate::arch::guest;
+use crate::{arch::guest, devices::DeviceState};
 
 /// Sizes of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,9 +27,14 @@ pub struct SavedSizes {
     pub memory: Bytes,
     /// Pages that are not zero in the memory file.
     pub data: Bytes,
-    /// Bytes that were written to the new file, of memory or changes.
+    /// Bytes that were written to new files of memory and changes.
     pub written: Bytes,
+    /// Time in which vCPUs and devices were stopped.
+    pub paused: Duration,
 }
+
+/// States of the devices, by name.
+type DeviceStates = BTreeMap<String, DeviceState>;
 
 /// Logs of an incremental snapshot.
 pub struct ChangeLogs<'a> {
@@ -44,12 +54,54 @@ pub fn save(
     directory: &SnapshotDirectory,
     logs: Option<ChangeLogs<'_>>,
 ) -> Result<SavedSizes, VmError> {
+    let (saved, paused) =
+        while_stopped(vm, |devices| save_stopped(vm, config, directory, logs, devices))?;
+    Ok(SavedSizes { paused, ..saved })
+}
+
+/// Saves a VM that runs, and stops it only to save what has changed since its memory was written:
+///
+/// ```text
+/// stop ── start logs ── continue ── write all memory ── stop ── write changes, commit ── continue
+/// ```
+///
+/// # Errors
+/// As for [`save`].
+pub fn save_live(
+    vm: &Vm,
+    config: &VmConfig,
+    directory: &SnapshotDirectory,
+    logs: ChangeLogs<'_>,
+) -> Result<SavedSizes, VmError> {
+    let ((), first) =
+        while_stopped(vm, |_| Ok(logs.changes.begin(vm, config.dirty_log, logs.dirty)?))?;
+    let base = SavedMemory::write_all(&vm.memory, directory)?;
+    let (name, written) = (base.name.clone(), base.written);
+    // The commit then waits for the changes only.
+    let saved = base.new_file().sync_data().map_err(failed(directory.description()));
+    logs.changes.set_base(base);
+    let saved = saved.and_then(|()| save(vm, config, directory, Some(logs)));
+    let saved = saved.inspect_err(|_| directory.discard(&name))?;
+    let written = Bytes(written.0 + saved.written.0);
+    Ok(SavedSizes { paused: first + saved.paused, written, ..saved })
+}
+
+/// Calls `work` with the states of the devices, while these and the vCPUs are stopped. Returns its
+/// result, and the time in which they were.
+fn while_stopped<T>(
+    vm: &Vm,
+    work: impl FnOnce(DeviceStates) -> Result<T, VmError>,
+) -> Result<(T, Duration), VmError> {
+    let start = Instant::now();
     let requested = vm.vcpus.requested_state();
     vm.vcpus.pause();
-    let saved = match vm.vcpus.has_ended() {
+    let done = match vm.vcpus.has_ended() {
         true => Err(VmError::Refused("the guest has ended and cannot be saved".to_owned())),
-        false => save_paused(vm, config, directory, logs),
+        false => vm.bus.suspend().map_err(|reason| {
+            VmError::Refused(format!("the VM cannot be saved with this device: {reason}"))
+        }),
     };
+    let done = done.and_then(work);
     let resumed = match vm.has_suspended_devices.get() {
         true => Ok(()),
         false => resume_devices(&vm.bus, vm.confines_threads),
@@ -57,18 +109,16 @@ pub fn save(
     if requested == RunState::Running {
         vm.vcpus.request(RunState::Running);
     }
-    resumed.and(saved)
+    resumed.and(done).map(|done| (done, start.elapsed()))
 }
 
-fn save_paused(
+fn save_stopped(
     vm: &Vm,
     config: &VmConfig,
     directory: &SnapshotDirectory,
     mut logs: Option<ChangeLogs<'_>>,
+    devices: DeviceStates,
 ) -> Result<SavedSizes, VmError> {
-    let devices = vm.bus.suspend().map_err(|reason| {
-        VmError::Refused(format!("the VM cannot be saved with this device: {reason}"))
-    })?;
     let vcpus = vm.vcpus.lock();
     let vcpus: Vec<_> = vcpus.iter().map(|vcpu| &**vcpu).collect();
     let machine = guest::save_machine(&vcpus, &vm.controller)?;
@@ -100,6 +150,7 @@ fn save_paused(
         memory: Bytes(regions.iter().map(|ram| ram.size().0).sum()),
         data: memory.data.bytes,
         written: memory.written,
+        paused: Duration::ZERO,
     };
     if let Some(logs) = logs {
         logs.changes.set_committed(memory);
