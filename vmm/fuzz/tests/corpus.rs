@@ -13,7 +13,7 @@ use granule_fuzz::{FuzzTarget, TARGETS};
 use rand_core::{Rng as _, SeedableRng as _};
 use rand_xoshiro::Xoshiro256StarStar;
 
-const MAX_CORPUS_SIZE: usize = 64 << 10;
+const MAX_CORPUS_SIZE: usize = 128 << 10;
 
 /// Returns the inputs in the archive of a target.
 fn read_corpus(target: &FuzzTarget) -> Vec<Vec<u8>> {
