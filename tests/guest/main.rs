@@ -17,6 +17,7 @@ mod console;
 mod host;
 mod kill;
 mod snapshot;
+mod snapshot_stress;
 mod vsock;
 
 use host::{EmulatedHost, parse_number};

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Snapshots at random moments of a guest that uses disk, network and console.
+//!
+//! The first test restores each snapshot paused, saves it again, and compares the memory of both, on
+//! each backing and in each mode. `GRANULE_SNAPSHOTS` sets the number of snapshots for each of these.
+//! The second test kills the process while it saves; `GRANULE_KILLS` sets how often. `GRANULE_SEED`
+//! repeats the moments of a run, which prints its seed.
+//!
+//! A guest that is restored finds what its round has written to the disk, although the saved guest has
+//! gone on: it writes to the same place 16 rounds later, and is stopped before.
+
+use std::{
+    env,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use super::host::{EmulatedHost, parse_number};
+
+/// Functions of the host's shell. `prepare` builds the guest's initramfs; `start OPTIONS` runs the
+/// guest, which saves to `$to`, and `restore VALUE` the guest of `$to`, which saves to the other
+/// directory. `rounds N` waits for N more rounds; `finish` stops the guest and prints what it has
+/// found; `kill_while_saving SECONDS` kills it.
+const SHELL_FUNCTIONS: &str = r#"
+prepare() {
+    install_programs /bin/busybox
+    modules virtio_mmio virtio_blk virtio_net virtio_rng
+    pack <<'INIT'
+#!/bin/busybox sh
+busybox mount -t devtmpfs dev /dev
+busybox mount -t proc proc /proc
+for module in /m/*; do busybox insmod $module; done
+until [ -b /dev/vda ]; do busybox sleep 0.1; done
+exec </dev/ttyS0 >/dev/ttyS0 2>&1
+busybox ip addr add 192.168.78.2/24 dev eth0 && busybox ip link set eth0 up
+busybox dd if=/dev/urandom of=/data bs=1000000 count=1 2>/dev/null
+sum=$(busybox md5sum </data)
+round=0
+while :; do
+    round=$((round + 1))
+    busybox dd if=/dev/urandom of=/part bs=4096 count=16 2>/dev/null
+    busybox dd if=/part of=/dev/vda bs=4096 seek=$((round % 16 * 16)) conv=fsync 2>/dev/null
+    busybox dd if=/dev/vda of=/read bs=4096 count=16 skip=$((round % 16 * 16)) iflag=direct 2>/dev/null
+    busybox cmp /part /read || echo "disk differs"
+    [ "$(busybox md5sum </data)" = "$sum" ] || echo "memory differs"
+    busybox ping -q -c 3 -i 0.1 -W 5 -s 1000 192.168.78.1 |
+        busybox grep -q ' [123] packets received' || echo "network differs"
+    echo "round $round has ended, $(busybox nproc) CPUs"
+done
+INIT
+    truncate -s 1M /tmp/disk
+    chmod 666 /tmp/disk && mkdir -m 777 /tmp/run
+    ip tuntap add dev tap8 mode tap vnet_hdr user nobody
+    ip addr add 192.168.78.1/24 dev tap8 && ip link set tap8 up
+    (while :; do ping -q -i 0.05 192.168.78.2 >/dev/null 2>&1; sleep 0.1; done) &
+}
+run() {
+    rm -f /tmp/run/vm.sock && : >/tmp/out # The output of the last run must not count.
+    /mnt/granule run --user nobody --api-socket /tmp/run/vm.sock "$@" </dev/null >/tmp/out 2>&1 &
+    pid=$!
+}
+start() {
+    to=/tmp/run/a other=/tmp/run/b; rm -rf $to $other
+    run --snapshot $to --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --balloon on --vcpus 2 \
+        --cmdline "console=ttyS0 quiet" --disk /tmp/disk --net tap=tap8 "$@"
+}
+restore() {
+    from=$to to=$other other=$from
+    run --restore "$from$1" --snapshot $to
+    until [ -S /tmp/run/vm.sock ]; do kill -0 $pid || return; sleep 0.1; done
+}
+count() { grep -ac 'has ended' /tmp/out; }
+rounds() {
+    last=$(($(count) + $1))
+    until [ "$(count)" -ge $last ]; do kill -0 $pid 2>/dev/null || break; sleep 0.2; done
+}
+save() {
+    # Memory that is filled on demand must be there.
+    for attempt in 1 2 3 4 5 6 7 8 9 10; do
+        request 'POST /v1/snapshot' | tee /tmp/answer
+        grep -q 'memory is still' /tmp/answer || break
+        sleep 1
+    done
+}
+finish() {
+    request 'POST /v1/stop' >/dev/null
+    wait $pid; echo "status=$?"
+    echo "rounds=$(count)="
+    grep -a 'differs\|granule:\|Oops\|Call trace' /tmp/out | tail -n 4
+}
+compare() { cmp $from/memory-* $to/memory-* && echo "memory is identical"; true; }
+memory_name() { grep -ao '"memory":"memory-[0-9]*"' $to/state.jsonl | tr -dc 0-9; }
+kill_while_saving() {
+    before=$(memory_name)
+    request 'POST /v1/snapshot' >/tmp/answer 2>&1 &
+    client=$!
+    sleep $1
+    kill -9 $pid; wait $pid 2>/dev/null; echo "status=$?"
+    wait $client 2>/dev/null
+    echo "rounds=$(count)= answered=$(grep -c data_bytes /tmp/answer)="
+    echo "before=$before= after=$(memory_name)= files=$(ls $to | grep -c memory-)="
+    grep -a differs /tmp/out
+    true
+}
+"#;
+
+/// Random delays, whose sequence depends only on the seed.
+struct Delays(u64);
+
+impl Delays {
+    /// Returns the delays of the seed in `GRANULE_SEED`, or of another one, and prints it.
+    fn new() -> Self {
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let seed = env::var("GRANULE_SEED").map_or_else(|_| now(), |seed| seed.parse().unwrap());
+        println!("GRANULE_SEED={seed}");
+        Self(seed.max(1))
+    }
+
+    /// Returns a delay below a number of milliseconds, in seconds.
+    fn below(&mut self, limit: u64) -> String {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        let delay = self.0 % limit;
+        format!("{}.{:03}", delay / 1000, delay % 1000)
+    }
+}
+
+fn number_in(variable: &str, default: u64) -> u64 {
+    env::var(variable).map_or(default, |text| text.parse().unwrap())
+}
+
+/// Checks that a guest was stopped, and that its checks have found nothing.
+fn assert_sound(output: &str, context: &str) {
+    assert!(output.contains("status=0"), "{context}: {output}");
+    for fault in ["differs", "Oops", "Call trace"] {
+        assert!(!output.contains(fault), "{context}: {output}");
+    }
+    assert!((1..14).contains(&parse_number(output, "rounds")), "{context}: {output}");
+}
+
+#[test]
+#[ignore = "boots an emulated host: minutes"]
+fn restored_memory_is_identical_at_random_moments_on_each_backing() {
+    let snapshots = number_in("GRANULE_SNAPSHOTS", 2);
+    let mut delays = Delays::new();
+    let mut host = EmulatedHost::boot();
+    host.prepare_guest(SHELL_FUNCTIONS);
+    host.run("echo 60 >/proc/sys/vm/nr_hugepages");
+    let mut identical = 0;
+
+    for (backing, modes) in [
+        ("4k", &[",memory=copy", ",memory=map", ",memory=userfaultfd"][..]),
+        ("thp", &[",memory=copy", ",memory=userfaultfd"]),
+        ("2m", &[",memory=copy", ",memory=userfaultfd"]),
+        ("4k,shared=on", &[",memory=copy", ",memory=userfaultfd"]),
+    ] {
+        host.run(&format!("start --memory 96M,backing={backing}; rounds 1"));
+        for mode in modes {
+            for number in 0..snapshots {
+                let delay = delays.below(1000);
+                let context = format!("{backing}{mode} {number} after {delay} s");
+                let saved = host.run(&format!("sleep {delay}; save"));
+                // The round of the snapshot, and a whole one.
+                let stopped = host.run("rounds 2; finish");
+                let paused =
+                    host.run(&format!("restore {mode},paused=on; request 'GET /v1/state'"));
+                let again = host.run("save; compare");
+                let resumed = host.run("request 'POST /v1/resume'; rounds 1; cat /tmp/out");
+
+                assert!(saved.contains("data_bytes"), "{context}: {saved}");
+                assert_sound(&stopped, &context);
+                assert!(paused.contains("\"state\":\"paused\""), "{context}: {paused}");
+                assert!(again.contains("data_bytes"), "{context}: {again}");
+                assert!(again.contains("memory is identical"), "{context}: {again}");
+                assert!(resumed.contains("\"state\":\"running\""), "{context}: {resumed}");
+                assert!(resumed.contains("has ended"), "{context}: {resumed}");
+                assert!(!resumed.contains("differs"), "{context}: {resumed}");
+                identical += 1;
+            }
+        }
+        assert_sound(&host.run("rounds 1; finish"), backing);
+    }
+    println!("{identical} snapshots, with identical memory after the restore");
+}
+
+#[test]
+#[ignore = "boots an emulated host and many guests: minutes"]
+fn a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot() {
+    let kills = number_in("GRANULE_KILLS", 20);
+    let mut delays = Delays::new();
+    let mut host = EmulatedHost::boot();
+    host.prepare_guest(SHELL_FUNCTIONS);
+    host.run("start --memory 96M; rounds 1; save; finish");
+    // A restored guest saves to its own directory.
+    let output = host.run(
+        "other=$to; restore; rounds 1; begun=$(date +%s%3N); save; \
+         echo \"duration=$(($(date +%s%3N) - begun))=\"; finish",
+    );
+    let duration = parse_number(&output, "duration");
+    let (mut earlier, mut later) = (0, 0);
+
+    for kill in 0..kills {
+        let delay = delays.below(duration + duration / 4);
+        let context = format!("kill {kill} after {delay} of {duration} ms");
+        let killed = host.run(&format!("restore; rounds 1; kill_while_saving {delay}"));
+        let restored = host.run("restore; rounds 2; finish");
+
+        assert_eq!(parse_number(&killed, "status"), 137, "{context}: {killed}");
+        assert!((1..12).contains(&parse_number(&killed, "rounds")), "{context}: {killed}");
+        assert!(!killed.contains("differs"), "{context}: {killed}");
+        assert_sound(&restored, &format!("{context}: {killed}"));
+        let [before, after] = ["before", "after"].map(|name| parse_number(&killed, name));
+        // An answer says that the new snapshot is the one of the directory.
+        assert!(after > before || parse_number(&killed, "answered") == 0, "{context}: {killed}");
+        match after == before {
+            true => earlier += 1,
+            false => later += 1,
+        }
+    }
+    println!(
+        "{kills} kills within {duration} ms: {earlier} left the earlier snapshot, {later} the new"
+    );
+}
