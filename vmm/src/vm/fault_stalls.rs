@@ -4,8 +4,10 @@
 //!
 //! It includes all that delays the vCPU: locks, the allocation of the page, the userfaultfd handler,
 //! other threads on its CPU. `lock-wait` is the part of it in which the vCPU waits for locks of the
-//! kernel, such as the mmu_lock and the mmap_lock, as a histogram of the faults that wait. A thread reads the samples periodically. Those of several buffers are
-//! ordered only up to the time at which a reading began, so later ones wait for the next reading.
+//! kernel, such as the mmu_lock and the mmap_lock, as a histogram of the faults that wait.
+//!
+//! A thread reads the samples periodically. Those of several buffers are ordered only up to the time at
+//! which a reading began, so later ones wait for the next reading.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -103,13 +105,15 @@ impl Recorder {
 }
 
 /// A fault of a vCPU that has not entered the guest since.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct PendingFault {
     name: &'static str,
     start: u64,
-    /// Starts of the waits for locks that have not ended, the outermost first.
-    waits: Vec<u64>,
-    /// Time of the waits that have ended, without those within others.
+    /// Locks that it waits for.
+    locks: Vec<u64>,
+    /// Start of the wait for the first of them.
+    wait_start: u64,
+    /// Time of all waits that have ended, in which several waits count once.
     waited: u64,
 }
 
@@ -149,20 +153,27 @@ impl Stalls {
             match sample.event {
                 TracedEvent::Fault(name) => {
                     let start = sample.nanoseconds;
-                    let fault = PendingFault { name, start, waits: Vec::new(), waited: 0 };
+                    let fault = PendingFault { name, start, ..PendingFault::default() };
                     pending.insert(sample.thread, fault);
                 }
-                TracedEvent::LockWait => {
-                    if let Some(fault) = pending.get_mut(&sample.thread) {
-                        fault.waits.push(sample.nanoseconds);
+                TracedEvent::LockWait(lock) => {
+                    if let Some(fault) = pending.get_mut(&sample.thread)
+                        && !fault.locks.contains(&lock)
+                    {
+                        if fault.locks.is_empty() {
+                            fault.wait_start = sample.nanoseconds;
+                        }
+                        fault.locks.push(lock);
                     }
                 }
-                TracedEvent::LockWaitEnd => {
+                TracedEvent::LockWaitEnd(lock) => {
                     if let Some(fault) = pending.get_mut(&sample.thread)
-                        && let Some(start) = fault.waits.pop()
-                        && fault.waits.is_empty()
+                        && let Some(index) = fault.locks.iter().position(|other| *other == lock)
                     {
-                        fault.waited += sample.nanoseconds - start;
+                        fault.locks.swap_remove(index);
+                        if fault.locks.is_empty() {
+                            fault.waited += sample.nanoseconds - fault.wait_start;
+                        }
                     }
                 }
                 TracedEvent::Entry => {
@@ -222,16 +233,19 @@ mod tests {
     #[test]
     fn waits_for_locks_in_a_fault_are_summed_without_those_within_others() {
         let mut stalls = Stalls::new(std::iter::empty());
+        let (lock, queue, mutex) = (0xa0, 0xb0, 0xc0);
         stalls.samples = vec![
-            sample(5, 1, TracedEvent::LockWait),
-            sample(8, 1, TracedEvent::LockWaitEnd),
+            sample(5, 1, TracedEvent::LockWait(lock)),
+            sample(8, 1, TracedEvent::LockWaitEnd(lock)),
             sample(10, 1, TracedEvent::Fault("translation.level3")),
-            sample(20, 1, TracedEvent::LockWait),
-            sample(30, 1, TracedEvent::LockWait),
-            sample(35, 1, TracedEvent::LockWaitEnd),
-            sample(40, 1, TracedEvent::LockWaitEnd),
-            sample(50, 1, TracedEvent::LockWait),
-            sample(51, 1, TracedEvent::LockWaitEnd),
+            sample(20, 1, TracedEvent::LockWait(lock)),
+            sample(30, 1, TracedEvent::LockWait(queue)),
+            sample(35, 1, TracedEvent::LockWaitEnd(queue)),
+            sample(40, 1, TracedEvent::LockWaitEnd(lock)),
+            // A wait that spins and then sleeps.
+            sample(50, 1, TracedEvent::LockWait(mutex)),
+            sample(52, 1, TracedEvent::LockWait(mutex)),
+            sample(53, 1, TracedEvent::LockWaitEnd(mutex)),
             sample(60, 1, TracedEvent::Entry),
             sample(70, 1, TracedEvent::Fault("translation.level3")),
             sample(80, 1, TracedEvent::Entry),
@@ -239,7 +253,7 @@ mod tests {
 
         stalls.record_until(100);
 
-        assert_eq!(total(&stalls, LOCK_WAIT), (1, 21));
+        assert_eq!(total(&stalls, LOCK_WAIT), (1, 23));
         assert_eq!(total(&stalls, "translation.level3"), (2, 60));
     }
 

@@ -18,12 +18,17 @@ use crate::{
 
 /// Size of a buffer in bytes: about 3,500 samples.
 const BUFFER_SIZE: usize = 256 << 10;
-/// Tracepoints of the start and end of a wait for a lock (Linux 5.19). Waits may be nested: a thread
-/// that waits for a reader-writer lock can wait for the lock of its queue.
-const LOCK_WAITS: [(&str, TracedEvent); 2] = [
-    ("lock/contention_begin", TracedEvent::LockWait),
-    ("lock/contention_end", TracedEvent::LockWaitEnd),
+/// Tracepoints of waits for a lock (Linux 5.19). Waits for several locks may be nested, as in a
+/// reader-writer lock, and one that spins and then sleeps begins more than once.
+const LOCK_WAITS: [(&str, EventOf); 2] = [
+    ("lock/contention_begin", |lock| Some(TracedEvent::LockWait(lock))),
+    ("lock/contention_end", |lock| Some(TracedEvent::LockWaitEnd(lock))),
 ];
+/// Field of these tracepoints with the address of the lock.
+const LOCK_FIELD: &str = "lock_addr";
+
+/// Returns the event of a sample by the value of its field.
+type EventOf = fn(u64) -> Option<TracedEvent>;
 
 /// An event of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,10 +37,10 @@ pub enum TracedEvent {
     Fault(&'static str),
     /// An entry into the guest.
     Entry,
-    /// The start of a wait for a lock of the kernel.
-    LockWait,
-    /// The end of the last wait that has started.
-    LockWaitEnd,
+    /// The start of a wait for the kernel's lock at this address, or of a further part of it.
+    LockWait(u64),
+    /// The end of the wait for this lock.
+    LockWaitEnd(u64),
     /// Samples that the kernel dropped because a buffer was full.
     Lost(u64),
 }
@@ -53,16 +58,23 @@ pub struct Sample {
 
 /// The buffers of all CPUs.
 pub struct FaultTrace {
-    faults: Vec<Sampler>,
-    /// Samplers of the other events, which have no data.
-    others: Vec<(Sampler, TracedEvent)>,
-    /// Place of the syndrome in the data of a fault.
-    syndrome: Field,
+    samplers: Vec<TracedSampler>,
+    has_lock_waits: bool,
+}
+
+/// A buffer, and the place in its samples of the field that an event needs.
+struct TracedSampler {
+    sampler: Sampler,
+    field: Option<Field>,
+    event: EventOf,
 }
 
 impl fmt::Debug for FaultTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FaultTrace").field("cpus", &self.faults.len()).finish_non_exhaustive()
+        f.debug_struct("FaultTrace")
+            .field("samplers", &self.samplers.len())
+            .field("has_lock_waits", &self.has_lock_waits)
+            .finish()
     }
 }
 
@@ -72,42 +84,50 @@ impl FaultTrace {
     /// # Errors
     /// The host does not trace faults by level, a file is missing, or the kernel refuses a call.
     pub fn open() -> io::Result<Self> {
-        let (tracepoint, field) = host::FAULT_SYNDROME.ok_or_else(|| {
+        let (faults, syndrome) = host::FAULT_SYNDROME.ok_or_else(|| {
             io::Error::other("KVM of this architecture does not trace the level of a fault")
         })?;
-        let format = read_event_file(find_tracefs(), tracepoint, "format")?;
-        let syndrome = Field::find(&format, field)
-            .ok_or_else(|| io::Error::other(format!("{tracepoint} has no field '{field}'")))?;
+        let mut events: Vec<(&str, Option<Field>, EventOf)> = vec![
+            (faults, Some(find_field(faults, syndrome)?), |syndrome| {
+                host::fault_name(syndrome).map(TracedEvent::Fault)
+            }),
+            ("kvm_entry", None, |_| Some(TracedEvent::Entry)),
+        ];
+        let fields = LOCK_WAITS.map(|(name, _)| find_field(name, LOCK_FIELD).ok());
+        let has_lock_waits = fields.iter().all(Option::is_some);
+        if has_lock_waits {
+            let locks = LOCK_WAITS.into_iter().zip(fields);
+            events.extend(locks.map(|((name, event), field)| (name, field, event)));
+        }
         let cpus = fs::read_to_string("/sys/devices/system/cpu/online")?;
-        let has_locks = LOCK_WAITS.iter().all(|(name, _)| find_event(find_tracefs(), name).is_ok());
-        let locks = if has_locks { LOCK_WAITS.as_slice() } else { &[] };
-        let (mut faults, mut others) = (Vec::new(), Vec::new());
+        let mut samplers = Vec::new();
         for cpu in parse_cpu_list(&cpus) {
-            faults.push(open_sampler(tracepoint, cpu)?);
-            for (name, event) in [("kvm_entry", TracedEvent::Entry)].iter().chain(locks) {
-                others.push((open_sampler(name, cpu)?, *event));
+            for (name, field, event) in &events {
+                let sampler = open_sampler(name, cpu)?;
+                samplers.push(TracedSampler { sampler, field: *field, event: *event });
             }
         }
-        Ok(Self { faults, others, syndrome })
+        Ok(Self { samplers, has_lock_waits })
     }
 
     /// Returns whether the trace has waits for locks.
-    pub fn has_lock_waits(&self) -> bool {
-        self.others.iter().any(|(_, event)| *event == TracedEvent::LockWait)
+    pub const fn has_lock_waits(&self) -> bool {
+        self.has_lock_waits
     }
 
     /// Moves all samples of the buffers to `samples`.
     pub fn drain(&mut self, samples: &mut Vec<Sample>) {
-        let Self { faults, others, syndrome } = self;
-        for sampler in faults {
-            drain(sampler, samples, |data| {
-                host::fault_name(syndrome.read(data)?).map(TracedEvent::Fault)
-            });
-        }
-        for (sampler, event) in others {
-            drain(sampler, samples, |_| Some(*event));
+        for TracedSampler { sampler, field, event } in &mut self.samplers {
+            drain(sampler, samples, |data| event(field.map_or(Some(0), |field| field.read(data))?));
         }
     }
+}
+
+/// Returns the place of a field of a tracepoint.
+fn find_field(tracepoint: &str, name: &str) -> io::Result<Field> {
+    let format = read_event_file(find_tracefs(), tracepoint, "format")?;
+    Field::find(&format, name)
+        .ok_or_else(|| io::Error::other(format!("{tracepoint} has no field '{name}'")))
 }
 
 fn drain(
