@@ -8,6 +8,7 @@
 //! The device targets run without worker threads, so that an input always has the same effect.
 
 mod bus;
+mod changes;
 mod devices;
 mod guest;
 mod order;
@@ -43,6 +44,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { name: "api", run: parse_api_request },
     FuzzTarget { name: "snapshot", run: snapshot::run },
     FuzzTarget { name: "order", run: order::run },
+    FuzzTarget { name: "changes", run: changes::run },
     FuzzTarget { name: "userfaults", run: userfaults::run },
 ];
 
