@@ -10,7 +10,7 @@ use std::mem;
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_VSOCK};
 
-use super::{Activity, DRIVER_OK, Queue, QueueState, Registers, Transport};
+use super::{Activity, DRIVER, DRIVER_OK, Queue, QueueState, Registers, Transport};
 use crate::devices::{DeviceState, RestoreError};
 
 /// Registers and queues of a virtio device, with its configuration space.
@@ -103,10 +103,14 @@ impl Transport {
             queue_sel: state.queue_sel,
         };
         self.interrupt.restore(state.interrupt_status, state.needs_reset);
-        if state.status & DRIVER_OK != 0
-            && let Activity::Inactive(mut context) = mem::replace(&mut self.device, Activity::Lost)
+        if let Activity::Inactive(context) = &mut self.device
+            && state.status & DRIVER != 0
         {
             context.device.restored();
+        }
+        if state.status & DRIVER_OK != 0
+            && let Activity::Inactive(context) = mem::replace(&mut self.device, Activity::Lost)
+        {
             self.device = Activity::Suspended(context);
         }
         Ok(())
