@@ -81,13 +81,22 @@ impl Vm {
     /// Continues suspended devices, and then the vCPUs.
     ///
     /// # Errors
-    /// A device's thread cannot be confined.
+    /// A device's thread cannot be confined: the VM stays as it is.
     pub fn resume(&self) -> Result<(), VmError> {
+        self.resume_devices()?;
+        self.vcpus.request(RunState::Running);
+        Ok(())
+    }
+
+    /// Continues suspended devices.
+    ///
+    /// # Errors
+    /// As for [`Self::resume`].
+    pub fn resume_devices(&self) -> Result<(), VmError> {
         if self.has_suspended_devices.get() {
             resume_devices(&self.bus, self.confines_threads)?;
             self.has_suspended_devices.set(false);
         }
-        self.vcpus.request(RunState::Running);
         Ok(())
     }
 }

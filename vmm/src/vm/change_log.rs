@@ -10,7 +10,7 @@
 //! Devices and vCPUs are stopped when the logs are read. Pages that were read from the logs stay
 //! pending until a snapshot with their contents is committed, so a snapshot that fails loses none.
 
-use std::{fs::File, os::unix::fs::MetadataExt as _, sync::Arc};
+use std::{fs::File, sync::Arc};
 
 use granule_types::units::Bytes;
 
@@ -62,6 +62,8 @@ pub struct ChangeLog {
     pending: Vec<PageSet>,
     /// Files to which the pending pages are changes: those of the last snapshot since logging started.
     committed: Option<SavedMemory>,
+    /// These files are of the snapshot that is being taken, which has all changes to them.
+    has_new_base: bool,
 }
 
 impl ChangeLog {
@@ -109,6 +111,7 @@ impl ChangeLog {
         vm.memory.regions().iter().for_each(|ram| drop(ram.take_device_writes()));
         self.pending.clear();
         self.committed = None;
+        self.has_new_base = false;
         Ok(())
     }
 
@@ -116,6 +119,7 @@ impl ChangeLog {
     /// since.
     pub fn set_base(&mut self, memory: SavedMemory) {
         self.committed = Some(memory);
+        self.has_new_base = true;
     }
 
     /// Adds pages of a region.
@@ -136,12 +140,14 @@ impl ChangeLog {
         memory: &GuestMemory,
         directory: &SnapshotDirectory,
     ) -> Result<SavedMemory, VmError> {
-        let Some(last) = self.committed.as_ref().filter(|last| last.exists()) else {
+        let last = self.committed.as_ref().filter(|last| last.exists(directory));
+        let Some(last) = last else {
             return SavedMemory::write_all(memory, directory);
         };
         let changes = Changes::find(memory, &self.pending, &directory.page_map)
             .map_err(failed(directory.description()))?;
-        match last.has_space_for(changes.existing_bytes()) {
+        // The guest is stopped, and the changes are not more than all memory.
+        match self.has_new_base || last.has_space_for(changes.existing_bytes()) {
             true => last.write_changes(&changes, directory),
             false => SavedMemory::write_all(memory, directory),
         }
@@ -150,6 +156,7 @@ impl ChangeLog {
     /// Makes memory that was written, and whose snapshot is committed, that of the last snapshot.
     pub fn set_committed(&mut self, memory: SavedMemory) {
         self.committed = Some(memory);
+        self.has_new_base = false;
         self.pending.clear();
     }
 }
@@ -226,9 +233,11 @@ impl SavedMemory {
         self.earlier_files.iter().chain([&self.new_file])
     }
 
-    /// Returns whether all files are still in a directory: another VM may have saved to it.
-    fn exists(&self) -> bool {
-        self.files().all(|file| file.metadata().is_ok_and(|metadata| metadata.nlink() > 0))
+    /// Returns whether all files are still in the directory, under their names.
+    fn exists(&self, directory: &SnapshotDirectory) -> bool {
+        let changes = self.changes.iter().map(|changes| &changes.name);
+        let names = [&self.name].into_iter().chain(changes);
+        names.zip(self.files()).all(|(name, file)| directory.has(name, file))
     }
 
     fn has_space_for(&self, data: Bytes) -> bool {
@@ -370,18 +379,38 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_full_after_another_vm_has_replaced_the_last_one() {
+    fn a_snapshot_is_full_after_the_files_of_the_last_one_were_moved() {
         let folder = tempfile::tempdir().unwrap();
         let directory = SnapshotDirectory::open(folder.path()).unwrap();
-        let (one, other) = (memory(), memory());
-        let mut log = saved_once(&one, &directory);
-        saved_once(&other, &SnapshotDirectory::open(folder.path()).unwrap());
+        let memory = memory();
+        let mut log = saved_once(&memory, &directory);
+        let moved = folder.path().join("moved");
+        fs::rename(folder.path().join("memory-0"), &moved).unwrap();
 
-        write_pages(&one, 5..7, 2);
-        save(&mut log, &one, &directory);
+        write_pages(&memory, 5..7, 2);
+        save(&mut log, &memory, &directory);
 
+        assert_eq!(restored(folder.path()), first_bytes(&memory));
+        assert!(log.committed.as_ref().unwrap().changes.is_empty());
+    }
+
+    #[test]
+    fn changes_to_a_base_of_the_same_snapshot_may_have_any_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(folder.path()).unwrap();
+        let memory = memory();
+        let mut log = ChangeLog { is_logging: true, ..ChangeLog::default() };
+        write_pages(&memory, 0..64, 1);
+
+        log.set_base(SavedMemory::write_all(&memory, &directory).unwrap());
+        write_pages(&memory, 1..64, 2);
+        save(&mut log, &memory, &directory);
+
+        assert_eq!(names(folder.path()), ["changes-1", "memory-0", "state.jsonl"]);
+        assert_eq!(restored(folder.path()), first_bytes(&memory));
+        write_pages(&memory, 7..8, 3);
+        save(&mut log, &memory, &directory);
         assert_eq!(names(folder.path()), ["memory-2", "state.jsonl"]);
-        assert_eq!(restored(folder.path()), first_bytes(&one));
     }
 
     #[test]

@@ -211,6 +211,10 @@ impl<'a> VmController<'a> {
                 "a live or incremental snapshot needs the dirty log: POST /v1/dirty/stop first";
             return error_response(409, reason);
         }
+        if is_live && let Err(reason) = change_log::check_writers(self.config) {
+            let text = format!("a live snapshot {reason}: POST /v1/snapshot");
+            return error_response(409, &text);
+        }
         let saved = match is_live {
             true => self.save_live(directory),
             false => {
@@ -221,12 +225,12 @@ impl<'a> VmController<'a> {
             }
         };
         match saved {
-            Ok(saved) => {
+            Ok((saved, paused)) => {
                 let sizes = json!({
                     "memory_bytes": saved.memory.0,
                     "data_bytes": saved.data.0,
                     "written_bytes": saved.written.0,
-                    "paused_us": u64::try_from(saved.paused.as_micros()).unwrap_or(u64::MAX),
+                    "paused_us": u64::try_from(paused.as_micros()).unwrap_or(u64::MAX),
                 });
                 (200, sizes.into())
             }
@@ -234,10 +238,10 @@ impl<'a> VmController<'a> {
         }
     }
 
-    fn save_live(&mut self, directory: &SnapshotDirectory) -> Result<SavedSizes, VmError> {
-        change_log::check_writers(self.config).map_err(|reason| {
-            VmError::Refused(format!("a live snapshot {reason}: POST /v1/snapshot"))
-        })?;
+    fn save_live(
+        &mut self,
+        directory: &SnapshotDirectory,
+    ) -> Result<(SavedSizes, Duration), VmError> {
         let mut own = ChangeLog::default();
         let stops = self.changes.is_none();
         let changes = self.changes.as_mut().unwrap_or(&mut own);

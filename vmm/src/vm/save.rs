@@ -15,7 +15,6 @@ use super::{
     dirty_logs::DirtyLogs,
     outcome::{VmError, failed},
     snapshot::{SnapshotDirectory, VmState, ZoneState},
-    start::resume_devices,
     vcpu::RunState,
 };
 use crate::{arch::guest, devices::DeviceState};
@@ -29,8 +28,6 @@ pub struct SavedSizes {
     pub data: Bytes,
     /// Bytes that were written to new files of memory and changes.
     pub written: Bytes,
-    /// Time in which vCPUs and devices were stopped.
-    pub paused: Duration,
 }
 
 /// States of the devices, by name.
@@ -43,7 +40,7 @@ pub struct ChangeLogs<'a> {
 }
 
 /// Saves a VM to a directory, and continues it if it ran. With `logs`, the snapshot has only what
-/// changed since the last one, if there is one.
+/// changed since the last one, if there is one. Also returns the time in which the VM was stopped.
 ///
 /// # Errors
 /// A device cannot be saved, or a file cannot be written. The VM continues as before, and the
@@ -53,10 +50,8 @@ pub fn save(
     config: &VmConfig,
     directory: &SnapshotDirectory,
     logs: Option<ChangeLogs<'_>>,
-) -> Result<SavedSizes, VmError> {
-    let (saved, paused) =
-        while_stopped(vm, |devices| save_stopped(vm, config, directory, logs, devices))?;
-    Ok(SavedSizes { paused, ..saved })
+) -> Result<(SavedSizes, Duration), VmError> {
+    while_stopped(vm, |devices| save_stopped(vm, config, directory, logs, devices)).finish()
 }
 
 /// Saves a VM that runs, and stops it only to save what has changed since its memory was written:
@@ -72,26 +67,46 @@ pub fn save_live(
     config: &VmConfig,
     directory: &SnapshotDirectory,
     logs: ChangeLogs<'_>,
-) -> Result<SavedSizes, VmError> {
+) -> Result<(SavedSizes, Duration), VmError> {
     let ((), first) =
-        while_stopped(vm, |_| Ok(logs.changes.begin(vm, config.dirty_log, logs.dirty)?))?;
+        while_stopped(vm, |_| Ok(logs.changes.begin(vm, config.dirty_log, logs.dirty)?))
+            .finish()?;
     let base = SavedMemory::write_all(&vm.memory, directory)?;
     let (name, written) = (base.name.clone(), base.written);
     // The commit then waits for the changes only.
-    let saved = base.new_file().sync_data().map_err(failed(directory.description()));
+    base.new_file()
+        .sync_data()
+        .map_err(failed(directory.description()))
+        .inspect_err(|_| directory.discard(&name))?;
     logs.changes.set_base(base);
-    let saved = saved.and_then(|()| save(vm, config, directory, Some(logs)));
-    let saved = saved.inspect_err(|_| directory.discard(&name))?;
-    let written = Bytes(written.0 + saved.written.0);
-    Ok(SavedSizes { paused: first + saved.paused, written, ..saved })
+    let save = |devices| save_stopped(vm, config, directory, Some(logs), devices);
+    let stopped = while_stopped(vm, save);
+    if stopped.done.is_err() {
+        directory.discard(&name);
+    }
+    let (saved, second) = stopped.finish()?;
+    Ok((SavedSizes { written: Bytes(written.0 + saved.written.0), ..saved }, first + second))
 }
 
-/// Calls `work` with the states of the devices, while these and the vCPUs are stopped. Returns its
-/// result, and the time in which they were.
-fn while_stopped<T>(
-    vm: &Vm,
-    work: impl FnOnce(DeviceStates) -> Result<T, VmError>,
-) -> Result<(T, Duration), VmError> {
+/// Outcome of work on a stopped VM.
+struct Stopped<T> {
+    done: Result<T, VmError>,
+    /// Whether the VM could continue.
+    resumed: Result<(), VmError>,
+    /// Time in which it was stopped.
+    time: Duration,
+}
+
+impl<T> Stopped<T> {
+    /// Returns the result of the work, with the time in which the VM was stopped.
+    fn finish(self) -> Result<(T, Duration), VmError> {
+        let done = self.done?;
+        self.resumed.map(|()| (done, self.time))
+    }
+}
+
+/// Calls `work` with the states of the devices, while these and the vCPUs are stopped.
+fn while_stopped<T>(vm: &Vm, work: impl FnOnce(DeviceStates) -> Result<T, VmError>) -> Stopped<T> {
     let start = Instant::now();
     let requested = vm.vcpus.requested_state();
     vm.vcpus.pause();
@@ -102,14 +117,13 @@ fn while_stopped<T>(
         }),
     };
     let done = done.and_then(work);
-    let resumed = match vm.has_suspended_devices.get() {
-        true => Ok(()),
-        false => resume_devices(&vm.bus, vm.confines_threads),
+    let was_suspended = vm.has_suspended_devices.replace(true);
+    let resumed = match requested {
+        _ if was_suspended => Ok(()),
+        RunState::Running => vm.resume(),
+        _ => vm.resume_devices(),
     };
-    if requested == RunState::Running {
-        vm.vcpus.request(RunState::Running);
-    }
-    resumed.and(done).map(|done| (done, start.elapsed()))
+    Stopped { done, resumed, time: start.elapsed() }
 }
 
 fn save_stopped(
@@ -150,7 +164,6 @@ fn save_stopped(
         memory: Bytes(regions.iter().map(|ram| ram.size().0).sum()),
         data: memory.data.bytes,
         written: memory.written,
-        paused: Duration::ZERO,
     };
     if let Some(logs) = logs {
         logs.changes.set_committed(memory);

@@ -22,7 +22,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, Dir, Mode, OFlags},
+    fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, flock},
     io::Errno,
 };
 
@@ -54,10 +54,10 @@ pub struct SnapshotDirectory {
 }
 
 impl SnapshotDirectory {
-    /// Opens a directory, which is created if it does not exist.
+    /// Opens a directory, which is created if it does not exist. It is locked until the value is dropped, because another VM would remove or reuse the files.
     ///
     /// # Errors
-    /// It cannot be opened or created, or is not a directory.
+    /// It cannot be opened or created, is not a directory, or another VM saves to it.
     pub fn open(path: &Path) -> Result<Self, VmError> {
         let name = format!("--snapshot {}", path.display());
         let open = || {
@@ -66,7 +66,13 @@ impl SnapshotDirectory {
                 created => created.is_ok(),
             };
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            Ok((File::from(rustix::fs::open(path, flags, Mode::empty())?), is_new))
+            let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => {
+                    Err(io::Error::other("another VM saves to this directory: use another one"))
+                }
+                locked => Ok(locked.map(|()| (file, is_new))?),
+            }
         };
         let (file, is_new) = open().map_err(failed(name.as_str()))?;
         Ok(Self { file, is_new, page_map: PageMap::open()?, name })
@@ -121,6 +127,16 @@ impl SnapshotDirectory {
             log::warn!("{}: the earlier snapshot is not removed: {error}", self.name);
         }
         Ok(())
+    }
+
+    /// Returns whether a file is in the directory, under this name.
+    pub(in super::super) fn has(&self, name: &str, file: &File) -> bool {
+        let named = rustix::fs::statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW);
+        let opened = rustix::fs::fstat(file);
+        named.is_ok_and(|named| {
+            opened
+                .is_ok_and(|opened| (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino))
+        })
     }
 
     /// Removes the new file of a snapshot that was not committed.
