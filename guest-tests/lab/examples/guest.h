@@ -50,7 +50,6 @@ struct vcpu {
 };
 
 static int kvm, vm;
-static int kvm, vm;
 
 static long check(long result, const char *operation)
 {
