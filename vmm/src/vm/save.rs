@@ -91,7 +91,7 @@ pub fn save_live(
 /// Outcome of work on a stopped VM.
 struct Stopped<T> {
     done: Result<T, VmError>,
-    /// Whether the VM could continue.
+    /// Result of its continuation.
     resumed: Result<(), VmError>,
     /// Time in which it was stopped.
     time: Duration,
