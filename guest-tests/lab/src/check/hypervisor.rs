@@ -115,7 +115,7 @@ const COMMIT: &str = "kvm_arch_commit_memory_region";
 
 /// Observed functions. A kernel may lack some of them: others have their names in other versions, or
 /// the compiler has inlined them.
-const HOOKS: [Hook; 25] = [
+const HOOKS: [Hook; 26] = [
     role("kvm_vm_ioctl", Part::Calls, Role::Call),
     role("kvm_handle_guest_abort", Part::Calls, Role::Abort),
     // Its first argument is struct kvm, which begins with mmu_lock.
@@ -153,6 +153,8 @@ const HOOKS: [Hook; 25] = [
     role(SEQUENCE_CHANGES[2], Part::SequenceIncrement, Role::ChangeSequence),
     role("kvm_handle_guest_abort", Part::SequenceLoads, Role::ReadSequence),
     role("user_mem_abort", Part::SequenceLoads, Role::ReadSequence),
+    // Of notifier-range, unless the compiler has inlined it.
+    role("stage2_fault_retries", Part::SequenceLoads, Role::ReadSequence),
 ];
 
 /// Observed functions if the kernel's own tables are checked. When one of the first group returns, what
