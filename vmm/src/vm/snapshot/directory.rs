@@ -10,7 +10,7 @@
 //! A new snapshot is written beside the old one: first its memory or changes under a new name, then its
 //! state, whose renaming replaces the old state. Both are on the disk before the renaming, so the
 //! directory contains one whole snapshot at any time. The next one removes all files that its state does
-//! not name, such as those of an interruption. A snapshot with changes keeps the files of the earlier
+//! not name, and the next process those that an interruption has left. A snapshot with changes keeps the files of the earlier
 //! one. Memory that a VM has mapped stays as it is after its file was removed.
 
 use std::{
@@ -75,7 +75,9 @@ impl SnapshotDirectory {
             }
         };
         let (file, is_new) = open().map_err(failed(name.as_str()))?;
-        Ok(Self { file, is_new, page_map: PageMap::open()?, name })
+        let directory = Self { file, is_new, page_map: PageMap::open()?, name };
+        directory.remove_leftovers(path);
+        Ok(directory)
     }
 
     /// Returns option and path.
@@ -152,6 +154,15 @@ impl SnapshotDirectory {
         match self.is_new {
             true => fchown(&self.file, Some(user), Some(group)),
             false => Ok(()),
+        }
+    }
+
+    /// Removes what a process that was killed has left beside a snapshot. Otherwise these files fill the
+    /// disk until a later snapshot is complete.
+    fn remove_leftovers(&self, path: &Path) {
+        let state = read_state(path).ok().and_then(|text| VmState::parse(&text).ok());
+        if let Some(Err(error)) = state.map(|state| self.remove_others(&state)) {
+            log::warn!("{}: files of a snapshot that was not taken remain: {error}", self.name);
         }
     }
 
@@ -318,6 +329,22 @@ mod tests {
         save(&directory, 3);
         assert_eq!(names(&path), ["memory-2", STATE_NAME]);
         assert_eq!(OpenSnapshot::open(&path).unwrap().state.config.vcpus, 3);
+    }
+
+    #[test]
+    fn what_an_interruption_has_left_is_removed_by_the_next_process() {
+        let (_folder, path) = new_directory();
+        let directory = SnapshotDirectory::open(&path).unwrap();
+        save(&directory, 1);
+        directory.create_memory().unwrap();
+        directory.create_changes().unwrap();
+        assert!(SnapshotDirectory::open(&path).is_err(), "the directory is locked");
+        drop(directory);
+
+        let _directory = SnapshotDirectory::open(&path).unwrap();
+
+        assert_eq!(names(&path), ["memory-0", STATE_NAME]);
+        assert_eq!(OpenSnapshot::open(&path).unwrap().state.config.vcpus, 1);
     }
 
     #[test]
