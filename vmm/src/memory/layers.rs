@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Contents of guest memory in layers: an [image](super::image), and files of
-//! [changes](super::changes) to it, each of which hides what is below.
+//! [changes] to it, each of which hides what is below.
 //!
 //! An index in memory maps each changed part to the newest file that has it. Therefore a page of any
 //! size can be read at once, and a hugetlb page has the bytes of several layers.

@@ -11,7 +11,7 @@
 //! it. What a device has raised without the guest's acknowledgement is raised again.
 //!
 //! With `incremental=on`, only the first snapshot has all memory. Later ones have the pages that changed
-//! since the one before, from the [change log](super::change_log), and name the files of all of them.
+//! since the one before, from the change log (`vm::change_log`), and name the files of all of them.
 //!
 //! `directory.rs` defines the files, `state.rs` what the state contains, and `order.rs` the file of a
 //! guest's first accesses.
