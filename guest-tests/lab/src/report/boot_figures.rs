@@ -247,6 +247,7 @@ pub mod tests {
             serde_json::from_str::<BootStatistics>(&text).unwrap().check_stalls()
         };
 
+        assert_eq!(read(""), Ok(()));
         assert_eq!(read(r#","lock-wait.count":3"#), Ok(()));
         let error = read(r#","permission.level3.count":3"#).unwrap_err();
         assert_eq!(error, "measured 6 stalls of 7 faults permission.level3");
