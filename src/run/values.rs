@@ -143,29 +143,29 @@ pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
     Ok(RestoreConfig { directory: directory.into(), mode, is_paused, vsock: None })
 }
 
-/// Parses a directory for snapshots. A path may contain commas, so only a final `incremental=` is an
-/// option.
 pub fn parse_snapshot(text: &str) -> Result<SnapshotConfig, String> {
-    let (directory, is_incremental) = match text.rsplit_once(",incremental=") {
-        Some((directory, value)) => (directory, parse_switch("incremental", value)?),
-        None => (text, false),
-    };
+    let (directory, is_incremental) = split_final_switch(text, "incremental")?;
     if directory.is_empty() {
         return Err("the directory is missing: use DIR[,incremental=on]".to_owned());
     }
     Ok(SnapshotConfig { directory: directory.into(), is_incremental })
 }
 
-/// Parses a disk. A path may contain commas, so only a final `readonly=` is an option.
 pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {
-    let (path, is_read_only) = match text.rsplit_once(",readonly=") {
-        Some((path, value)) => (path, parse_switch("readonly", value)?),
-        None => (text, false),
-    };
+    let (path, is_read_only) = split_final_switch(text, "readonly")?;
     if path.is_empty() {
         return Err("the path is missing: use PATH[,readonly=on]".to_owned());
     }
     Ok(DiskConfig { path: path.into(), is_read_only })
+}
+
+/// Splits a path and a final switch, which is off if it is missing. A path may contain commas, so
+/// nothing else is an option.
+fn split_final_switch<'a>(text: &'a str, name: &str) -> Result<(&'a str, bool), String> {
+    match text.rsplit_once(&format!(",{name}=")) {
+        Some((path, value)) => Ok((path, parse_switch(name, value)?)),
+        None => Ok((text, false)),
+    }
 }
 
 pub fn parse_net(text: &str) -> Result<NetConfig, String> {
