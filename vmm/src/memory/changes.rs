@@ -24,7 +24,7 @@ use vm_memory::Bytes as _;
 
 use super::{
     GuestMemory, MemoryError, PageMap, PageSet,
-    image::{CHUNK, PAGE, chunks, file_offsets},
+    image::{CHUNK, PAGE, chunks, file_offsets, is_zero},
 };
 
 /// Bit of the second word of a record without bytes.
@@ -135,8 +135,7 @@ struct Output<'a> {
 impl Output<'_> {
     /// Writes the records of some pages: one for each sequence that is zero or is not.
     fn records(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let are_zero: Vec<bool> =
-            bytes.chunks(PAGE).map(|page| page.iter().all(|byte| *byte == 0)).collect();
+        let are_zero: Vec<bool> = bytes.chunks(PAGE).map(is_zero).collect();
         let mut start = 0;
         for run in are_zero.chunk_by(|one, next| one == next) {
             let end = start + run.len() * PAGE;

@@ -142,6 +142,10 @@ pub(super) fn chunks(range: Range<u64>) -> impl Iterator<Item = (u64, usize)> {
         .map(move |offset| (offset, usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK)))
 }
 
+pub(super) fn is_zero(page: &[u8]) -> bool {
+    page.iter().all(|byte| *byte == 0)
+}
+
 /// Sum of the pages that are not zero.
 #[derive(Default)]
 struct Pages {
@@ -154,7 +158,7 @@ impl Pages {
     fn add(&mut self, offset: u64, bytes: &[u8]) -> Vec<Range<usize>> {
         let mut parts: Vec<Range<usize>> = Vec::new();
         for (index, page) in bytes.chunks(PAGE).enumerate() {
-            if page.iter().all(|byte| *byte == 0) {
+            if is_zero(page) {
                 continue;
             }
             let start = index * PAGE;

@@ -308,6 +308,10 @@ mod tests {
         GuestMemory::new(vec![ram])
     }
 
+    fn memory_or_skip(backing: &str) -> Option<GuestMemory> {
+        memory(backing).map_err(|error| skip(format_args!("{backing}: {error}"))).ok()
+    }
+
     /// Returns an image with a word at every third page, and faults, if the host has them.
     pub(super) fn image_and_faults() -> Option<(Arc<File>, UserFaults)> {
         let faults = match UserFaults::open() {
@@ -372,13 +376,7 @@ mod tests {
     fn all_data_is_filled_beside_accesses_on_each_backing() {
         for backing in ["anonymous", "anonymous_thp", "anonymous_hugetlb_2mb", "shmem"] {
             let Some((file, faults)) = image_and_faults() else { return };
-            let memory = match memory(backing) {
-                Ok(memory) => memory,
-                Err(error) => {
-                    skip(format_args!("{backing}: {error}"));
-                    continue;
-                }
-            };
+            let Some(memory) = memory_or_skip(backing) else { continue };
 
             let demand = OnDemand::start(faults, &memory, file.into(), &[], true, fail).unwrap();
             std::thread::scope(|scope| {
@@ -405,13 +403,7 @@ mod tests {
     fn a_page_is_filled_with_the_changes_in_it() {
         for backing in ["anonymous", "anonymous_hugetlb_2mb"] {
             let Some((file, faults)) = image_and_faults() else { return };
-            let memory = match memory(backing) {
-                Ok(memory) => memory,
-                Err(error) => {
-                    skip(format_args!("{backing}: {error}"));
-                    continue;
-                }
-            };
+            let Some(memory) = memory_or_skip(backing) else { continue };
             let mut image = LayeredImage::from(file);
             for pages in [&[(3, 0), (4, 9), (513, 8)][..], &[(4, 10)]] {
                 let (changes, data) = changes_file(pages);
