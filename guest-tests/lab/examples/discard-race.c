@@ -50,14 +50,13 @@ static unsigned int stale_pages(const struct vcpu *vcpu, uint64_t value)
 int main(int count, char **arguments)
 {
 	int is_thp = count > 2 && !strcmp(arguments[2], "thp");
-	char *memory = map(2 * SIZE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
 	unsigned int stale = 0;
 	struct vcpu vcpu;
 	pthread_t thread;
 
 	rounds = count > 1 ? strtoul(arguments[1], NULL, 10) : 50;
 	run_on_cpu(0);
-	data = (char *)(((uint64_t)memory + SIZE - 1) & ~(SIZE - 1));
+	data = map_aligned(SIZE);
 	check(madvise(data, SIZE, is_thp ? MADV_HUGEPAGE : MADV_NOHUGEPAGE), "madvise");
 	create_vm();
 	add_code();

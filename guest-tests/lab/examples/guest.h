@@ -68,6 +68,14 @@ static char *map(size_t size, int flags, int fd)
 	return memory;
 }
 
+// Maps anonymous memory at a multiple of its size, so that huge pages fit.
+static inline char *map_aligned(size_t size)
+{
+	uint64_t start = (uint64_t)map(2 * size, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+
+	return (char *)((start + size - 1) & ~(size - 1));
+}
+
 static void set_register(const struct vcpu *vcpu, uint64_t id, uint64_t value)
 {
 	struct kvm_one_reg reg = { .id = id, .addr = (uint64_t)&value };

@@ -49,8 +49,7 @@ static void *run_late_vcpu(void *unused)
 
 static char *map_thp(void)
 {
-	uint64_t start = (uint64_t)map(2 * BLOCK_SIZE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-	char *block = (char *)((start + BLOCK_SIZE - 1) & ~(BLOCK_SIZE - 1));
+	char *block = map_aligned(BLOCK_SIZE);
 
 	check(madvise(block, BLOCK_SIZE, MADV_HUGEPAGE), "MADV_HUGEPAGE");
 	return block;
