@@ -12,7 +12,7 @@ use granule_types::units::{Bytes, GuestAddress};
 use rustix::{fs::SeekFrom, io::Errno};
 use vm_memory::Bytes as _;
 
-use super::{GuestMemory, GuestRam, MemoryError, PageMap};
+use super::{GuestMemory, GuestRam, MemoryError, PageMap, parts};
 
 /// Granule in which zeros are recognised. Offsets in the file are multiples of it.
 pub(super) const PAGE: usize = 4096;
@@ -165,10 +165,7 @@ impl Pages {
             self.count += 1;
             self.crc.update(&(offset + start as u64).to_le_bytes());
             self.crc.update(page);
-            match parts.last_mut() {
-                Some(last) if last.end == start => last.end += page.len(),
-                _ => parts.push(start..start + page.len()),
-            }
+            parts::push(&mut parts, start..start + page.len());
         }
         parts
     }

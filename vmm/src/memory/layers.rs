@@ -14,6 +14,7 @@ use super::{
     GuestMemory, MemoryError,
     changes::{self, ChangesData},
     image::{chunks, file_data, file_offsets},
+    parts,
 };
 
 /// An image, and changes to it.
@@ -128,7 +129,7 @@ impl LayeredImage {
         let mut parts = file_data(&self.base, range.clone())?;
         let changed = self.parts_in(range).filter(|(_, source)| matches!(source, Source::File(..)));
         parts.extend(changed.map(|(part, _)| part));
-        Ok(join(parts))
+        Ok(parts::join(parts))
     }
 
     /// Writes the changes to memory that has the contents of the image.
@@ -159,19 +160,6 @@ impl LayeredImage {
         }
         Ok(())
     }
-}
-
-/// Sorts parts, and joins those that touch.
-pub(super) fn join(mut parts: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    parts.sort_unstable_by_key(|part| part.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for part in parts {
-        match joined.last_mut() {
-            Some(last) if part.start <= last.end => last.end = last.end.max(part.end),
-            _ => joined.push(part),
-        }
-    }
-    joined
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ mod mapping;
 pub mod on_demand;
 mod page_set;
 mod pagemap;
+mod parts;
 mod plan;
 mod residency;
 pub mod user_faults;

@@ -30,9 +30,7 @@ use rustix::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    GuestMemory, GuestRam, MemoryError,
-    image::file_offsets,
-    layers::{LayeredImage, join},
+    GuestMemory, GuestRam, MemoryError, image::file_offsets, layers::LayeredImage, parts,
     user_faults::UserFaults,
 };
 use crate::scoped_thread::{ScopedThread, borrow_event};
@@ -120,7 +118,7 @@ impl OnDemand {
 
     /// Returns what the faults have filled.
     pub fn recorded(&self) -> Order {
-        join(self.recorded.lock().clone())
+        parts::join(self.recorded.lock().clone())
     }
 }
 

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use super::parts;
+
 /// Set of pages, with one bit for each, lowest first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PageSet(Vec<u64>);
@@ -27,10 +29,8 @@ impl PageSet {
             while rest != 0 {
                 let start = (first + u64::from(rest.trailing_zeros())) * page;
                 rest &= rest - 1;
-                match parts.last_mut() {
-                    _ if start >= size => {}
-                    Some(last) if last.end == start => last.end += page,
-                    _ => parts.push(start..start + page),
+                if start < size {
+                    parts::push(&mut parts, start..start + page);
                 }
             }
         }

@@ -11,7 +11,7 @@ use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 
 use granule_types::units::{Bytes, HostVirtAddr};
 
-use super::MemoryError;
+use super::{MemoryError, parts};
 
 const PATH: &str = "/proc/self/pagemap";
 const PRESENT: u64 = 1 << 63;
@@ -70,11 +70,9 @@ impl PageMap {
         let mut parts: Vec<Range<u64>> = Vec::new();
         self.read_words(first..range.end.0 / base.0, |word, entries| {
             for (page, entry) in (word - first..).zip(entries) {
-                let start = page * base.0;
-                match parts.last_mut() {
-                    _ if entry & (PRESENT | SWAPPED) == 0 => {}
-                    Some(last) if last.end == start => last.end = start + base.0,
-                    _ => parts.push(start..start + base.0),
+                if entry & (PRESENT | SWAPPED) != 0 {
+                    let start = page * base.0;
+                    parts::push(&mut parts, start..start + base.0);
                 }
             }
         })?;
