@@ -12,7 +12,7 @@ use std::{
 };
 
 use granule_types::{record::EventCounts, units::Bytes};
-use granule_vmm::vm::stalls::{buckets, causes};
+use granule_vmm::stalls::{buckets, causes};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{CommandOutcome, CommandResult, write_stdout};

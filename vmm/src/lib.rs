@@ -6,4 +6,5 @@ pub mod devices;
 pub mod kvm;
 pub mod memory;
 pub mod scoped_thread;
+pub mod stalls;
 pub mod vm;

@@ -42,6 +42,12 @@ impl Stage2Leaves {
         Self(dump.lines().filter_map(parse_leaf).collect())
     }
 
+    /// Returns whether nothing is mapped, or the host does not export the tables.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns the bytes that leaves of each level map in a range.
     #[must_use]
     pub fn bytes_by_level(&self, range: &Range<GuestAddress>) -> BTreeMap<u8, u64> {

@@ -19,6 +19,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Instant,
 };
 
 use granule_types::units::{Bytes, HostVirtAddr};
@@ -33,7 +34,10 @@ use super::{
     GuestMemory, GuestRam, MemoryError, image::file_offsets, layers::LayeredImage, parts,
     user_faults::UserFaults,
 };
-use crate::scoped_thread::{ScopedThread, borrow_event};
+use crate::{
+    scoped_thread::{ScopedThread, borrow_event},
+    stalls::StallHistogram,
+};
 
 /// Bytes that are filled at once for a fault on a page that is smaller.
 const CLUSTER: u64 = 64 << 10;
@@ -51,6 +55,7 @@ pub struct OnDemand {
     _filler: Option<ScopedThread>,
     _handler: ScopedThread,
     recorded: Arc<Mutex<Vec<Range<u64>>>>,
+    fill_times: Arc<StallHistogram>,
     is_complete: Arc<AtomicBool>,
 }
 
@@ -62,6 +67,8 @@ struct Source {
     memory: GuestMemory,
     /// Bytes that are filled for a fault, unless its page is larger.
     unit: u64,
+    /// Times in which faults were answered.
+    fill_times: Arc<StallHistogram>,
 }
 
 impl OnDemand {
@@ -82,7 +89,14 @@ impl OnDemand {
     ) -> Result<Self, MemoryError> {
         let failed = |source| MemoryError::Image { operation: "read on demand", source };
         let unit = if fills_all { CLUSTER } else { 0 };
-        let source = Arc::new(Source { faults, image, memory: memory.clone(), unit });
+        let fill_times = Arc::new(StallHistogram::default());
+        let source = Arc::new(Source {
+            faults,
+            image,
+            memory: memory.clone(),
+            unit,
+            fill_times: Arc::clone(&fill_times),
+        });
         for ram in memory.regions() {
             source.faults.register(&ram.host_range()).map_err(failed)?;
         }
@@ -108,12 +122,18 @@ impl OnDemand {
             })
         });
         let filler = filler.transpose().map_err(failed)?;
-        Ok(Self { _filler: filler, _handler: handler, recorded, is_complete })
+        Ok(Self { _filler: filler, _handler: handler, recorded, fill_times, is_complete })
     }
 
     /// Returns whether all data is in memory, so that missing pages are zero.
     pub fn is_complete(&self) -> bool {
         self.is_complete.load(Ordering::Acquire)
+    }
+
+    /// Returns the histogram of the times in which faults were answered, from the read of the message to
+    /// the wake-up.
+    pub fn fill_times(&self) -> Arc<StallHistogram> {
+        Arc::clone(&self.fill_times)
     }
 
     /// Returns what the faults have filled.
@@ -134,7 +154,9 @@ impl Source {
                 return Ok(());
             }
             while let Some(address) = self.faults.next()? {
+                let start = Instant::now();
                 self.answer(address, record, &mut buffer)?;
+                self.fill_times.record(start.elapsed());
             }
         }
     }
@@ -283,12 +305,9 @@ const fn page_size(ram: &GuestRam) -> u64 {
 mod end_of_faults;
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs::File,
-        time::{Duration, Instant},
-    };
+    use std::{fs::File, time::Duration};
 
-    use granule_types::{testing::skip, units::GuestAddress};
+    use granule_types::{record::EventCounts, testing::skip, units::GuestAddress};
     use vm_memory::Bytes as _;
 
     use super::*;
@@ -355,6 +374,11 @@ mod tests {
         let pages = [3..5, 999..1000, 2047..2048];
         assert_eq!(demand.recorded(), pages.map(|pages| pages.start * 4096..pages.end * 4096));
         assert_eq!(resident(&memory), 4 * 4096);
+        let (times, mut counts) = (demand.fill_times(), EventCounts::new());
+        // The handler ends after it has counted the last fault.
+        drop(demand);
+        times.add_to(&mut counts, "fill");
+        assert_eq!(counts["fill.count"], 4);
     }
 
     #[test]

@@ -30,8 +30,9 @@ mod tests {
 
     #[test]
     fn parts_that_touch_are_one() {
-        let mut parts = vec![0..4];
+        let mut parts = Vec::new();
 
+        push(&mut parts, 0..4);
         push(&mut parts, 4..8);
         push(&mut parts, 9..12);
 

@@ -168,6 +168,7 @@ mod tests {
             exits: EventCounts::new(),
             gauges: EventCounts::new(),
             resident_bytes: vec![[(4096, small)].into()],
+            mapped_bytes: Vec::new(),
             stage2_tables: None,
             overhead: None,
         }

@@ -20,13 +20,16 @@ use super::{
     outcome::VmError,
     save::{self, ChangeLogs, SavedSizes},
     snapshot::SnapshotDirectory,
-    stalls::StallHistogram,
     stats::{Snapshot, StatsReader},
     vcpu::RunState,
 };
-use crate::kvm::{
-    KvmError,
-    stage2_tables::{Stage2Leaves, leaf_size},
+use crate::{
+    kvm::{
+        KvmError,
+        stage2_tables::{Stage2Leaves, leaf_size},
+    },
+    memory::GuestRam,
+    stalls::StallHistogram,
 };
 
 /// Histograms of durations by operation.
@@ -77,12 +80,39 @@ impl<'a> VmController<'a> {
     /// Ends the current phase of the boot. The phase is not recorded if the statistics cannot be
     /// read.
     pub fn end_phase(&mut self, next: &'static str, at: Duration) {
-        match self.reader.read() {
-            Ok(snapshot) => self.boot_stats.end_phase(next, at, snapshot),
+        let mapped = self.mapped_bytes();
+        match self.read_statistics() {
+            Ok(snapshot) => {
+                self.boot_stats.end_phase(next, at, Snapshot { mapped_bytes: mapped, ..snapshot });
+            }
             Err(error) => {
                 log::warn!("phase '{}' is not recorded: {error}", self.boot_stats.phase);
             }
         }
+    }
+
+    /// Reads the statistics, with the durations of operations on the dirty logs.
+    fn read_statistics(&mut self) -> Result<Snapshot, VmError> {
+        let mut snapshot = self.reader.read()?;
+        for (name, durations) in &self.dirty_costs {
+            durations.add_to(&mut snapshot.stalls, name);
+        }
+        Ok(snapshot)
+    }
+
+    /// Returns the bytes that stage 2 maps by leaves of each size, for each zone, if the host exports the
+    /// tables. Faults of the guest wait meanwhile.
+    fn mapped_bytes(&self) -> Vec<BTreeMap<u64, u64>> {
+        let leaves = Stage2Leaves::read(&self.vm.fd);
+        let mapped = |ram: &GuestRam| {
+            let base = ram.plan().base_page_size();
+            let mapped = leaves.bytes_by_level(&ram.guest_range()).into_iter();
+            mapped.map(|(level, bytes)| (leaf_size(base, level).0, bytes)).collect()
+        };
+        if leaves.is_empty() {
+            return Vec::new();
+        }
+        self.vm.memory.regions().iter().map(|ram| mapped(ram)).collect()
     }
 
     pub fn execute(&mut self, request: ApiRequest) -> Response {
@@ -139,13 +169,14 @@ impl<'a> VmController<'a> {
     }
 
     fn memory(&self) -> Response {
-        let leaves = Stage2Leaves::read(&self.vm.fd);
+        let mapped = self.mapped_bytes();
         let zones: Vec<Value> = self
             .vm
             .memory
             .regions()
             .iter()
-            .map(|ram| {
+            .enumerate()
+            .map(|(index, ram)| {
                 let mut zone = json!({
                     "start": ram.start().0,
                     "bytes": ram.size().0,
@@ -156,11 +187,7 @@ impl<'a> VmController<'a> {
                     Ok(obtained) => zone["resident"] = json!(obtained.resident_bytes),
                     Err(error) => zone["error"] = json!(error.to_string()),
                 }
-                let base = ram.plan().base_page_size();
-                let mapped = leaves.bytes_by_level(&ram.guest_range()).into_iter();
-                let mapped = mapped.map(|(level, bytes)| (leaf_size(base, level).0, bytes));
-                let mapped: BTreeMap<u64, u64> = mapped.collect();
-                if !mapped.is_empty() {
+                if let Some(mapped) = mapped.get(index) {
                     zone["mapped"] = json!(mapped);
                 }
                 if let Err(error) = ram.checked_resident_pages() {
@@ -275,13 +302,8 @@ impl<'a> VmController<'a> {
     }
 
     fn counters(&mut self, body: impl FnOnce(&Snapshot) -> Body) -> Response {
-        match self.reader.read() {
-            Ok(mut snapshot) => {
-                for (name, durations) in &self.dirty_costs {
-                    durations.add_to(&mut snapshot.stalls, name);
-                }
-                (200, body(&snapshot))
-            }
+        match self.read_statistics() {
+            Ok(snapshot) => (200, body(&snapshot)),
             Err(error) => error_response(500, &error.to_string()),
         }
     }

@@ -23,13 +23,11 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use super::{
-    fault_trace::{FaultTrace, Sample, TracedEvent},
-    stalls::StallHistogram,
-};
+use super::fault_trace::{FaultTrace, Sample, TracedEvent};
 use crate::{
     arch::host,
     scoped_thread::{ScopedThread, borrow_event},
+    stalls::StallHistogram,
 };
 
 /// Time between two readings, in which a buffer must not become full.

@@ -6,10 +6,8 @@ use std::fmt::{Display, Write as _};
 
 use granule_types::record::EventCounts;
 
-use super::{
-    stalls::{buckets, causes},
-    stats::Snapshot,
-};
+use super::stats::Snapshot;
+use crate::stalls::{buckets, causes};
 
 /// Returns the metrics of a VM. Values that the host does not report are absent.
 pub fn text(snapshot: &Snapshot) -> String {
@@ -98,7 +96,7 @@ mod tests {
     use std::{collections::BTreeMap, time::Duration};
 
     use super::*;
-    use crate::vm::stalls::StallHistogram;
+    use crate::stalls::StallHistogram;
 
     fn counts(name: &str, count: u64) -> EventCounts {
         [(name.to_owned(), count)].into()
@@ -116,6 +114,7 @@ mod tests {
             exits: counts("mmio-reads", 2),
             gauges: EventCounts::new(),
             resident_bytes: vec![BTreeMap::new(), [(2 << 20, 4 << 20)].into()],
+            mapped_bytes: Vec::new(),
             stage2_tables: Some(4096),
             overhead: None,
             stalls,

@@ -36,7 +36,6 @@ mod seccomp;
 mod signals;
 pub mod snapshot;
 mod stage2_prefault;
-pub mod stalls;
 mod start;
 mod stats;
 pub mod terminal;

@@ -36,6 +36,7 @@ use super::{
 use crate::{
     arch::guest,
     devices::{BootTimer, console_input::PipeSink, console_output::ConsoleOutput},
+    memory::on_demand::OnDemand,
     scoped_thread::ScopedThread,
 };
 
@@ -248,6 +249,7 @@ impl RunContext<'_> {
             exits: Arc::clone(vm.vcpus.exit_counters()),
             zones: vm.memory.regions().to_vec(),
             fault_stalls,
+            fill_times: vm.on_demand.as_ref().map(OnDemand::fill_times),
             table_bytes_before,
         };
         let snapshots = self.options.snapshots.as_ref();

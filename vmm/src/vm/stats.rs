@@ -23,6 +23,7 @@ use crate::{
         tracepoints::PerfCounters,
     },
     memory::{GuestRam, MemoryError, Residency},
+    stalls::StallHistogram,
 };
 
 /// Counters of the host kernel, for threads that start after the counters are opened.
@@ -53,13 +54,17 @@ pub struct Snapshot {
     /// Stage-2 aborts by type and level, and by access.
     pub faults: EventCounts,
     pub exits: EventCounts,
-    /// [Stalls](super::stalls) of vCPUs.
+    /// [Stalls](crate::stalls) of vCPUs, and durations of requests of the dirty log.
     pub stalls: EventCounts,
     /// KVM's instant statistics: mapped pages by size.
     pub gauges: EventCounts,
     /// Bytes resident in the host by page size, for each zone.
     #[serde(rename = "resident")]
     pub resident_bytes: Vec<BTreeMap<u64, u64>>,
+    /// Bytes that stage 2 maps by leaves of each size, for each zone; only at the ends of phases, because
+    /// faults of the guest wait while the host's kernel reads its tables.
+    #[serde(rename = "mapped", skip_serializing_if = "Vec::is_empty")]
+    pub mapped_bytes: Vec<BTreeMap<u64, u64>>,
     /// Growth of the host's stage-2 tables since the VM was built, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stage2_tables: Option<u64>,
@@ -76,6 +81,8 @@ pub struct StatsReader {
     pub exits: Arc<ExitCounters>,
     pub zones: Vec<Arc<GuestRam>>,
     pub fault_stalls: Option<FaultStalls>,
+    /// Times in which pages of a snapshot were filled for faults, of a VM that is restored on demand.
+    pub fill_times: Option<Arc<StallHistogram>>,
     /// Result of [`refreshed_stage2_table_bytes`] before the VM was built.
     pub table_bytes_before: Option<u64>,
 }
@@ -95,6 +102,9 @@ impl StatsReader {
         let faults = self.counters.aborts.read()?;
         let mut stalls = EventCounts::new();
         self.exits.mmio_stalls.add_to(&mut stalls, "mmio");
+        if let Some(fill_times) = &self.fill_times {
+            fill_times.add_to(&mut stalls, "userfaultfd");
+        }
         if let Some(faults) = &self.fault_stalls {
             faults.add_to(&mut stalls);
         }
@@ -110,6 +120,7 @@ impl StatsReader {
             stalls,
             gauges: self.statistics.read(StatisticKind::Instant)?,
             resident_bytes: resident,
+            mapped_bytes: Vec::new(),
             stage2_tables: refreshed_stage2_table_bytes()
                 .zip(self.table_bytes_before)
                 .map(|(after, before)| after.saturating_sub(before)),

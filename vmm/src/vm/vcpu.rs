@@ -29,7 +29,6 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     outcome::VmOutcome,
     seccomp::{ThreadRole, confine_optionally},
-    stalls::StallHistogram,
 };
 use crate::{
     arch,
@@ -39,6 +38,7 @@ use crate::{
         ioctls::exit_name,
         kick::{KickTarget, Kicker},
     },
+    stalls::StallHistogram,
 };
 
 /// Run state that is requested of all vCPUs.

@@ -253,6 +253,7 @@ fn write_statistics(mut file: StatsFile) {
         exits: Arc::default(),
         zones: Vec::new(),
         fault_stalls: None,
+        fill_times: None,
         table_bytes_before: Some(0),
     };
     let mut boot = BootStats::default();
