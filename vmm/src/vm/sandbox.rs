@@ -73,16 +73,25 @@ mod tests {
     use std::{fs, path::PathBuf};
 
     use super::*;
-    use crate::devices::virtio::testing::child_test_command;
+    use crate::{
+        devices::virtio::testing::child_test_command,
+        vm::snapshot::{SnapshotDirectory, testing::small_state},
+    };
 
     const CHILD_VARIABLE: &str = "GRANULE_TEST_LANDLOCK";
 
     /// Applies the rules in a child process, because they cannot be removed.
     #[test]
-    fn other_files_cannot_be_opened_and_the_socket_can_be_removed() {
+    fn only_the_socket_and_snapshots_can_be_changed() {
         if let Some(folder) = std::env::var_os(CHILD_VARIABLE) {
             let folder = PathBuf::from(folder);
-            restrict_file_access(Some(&folder), None).unwrap();
+            let saved = folder.join("saved");
+            let snapshots = SnapshotDirectory::open(&saved).unwrap();
+            restrict_file_access(Some(&folder), Some(&saved)).unwrap();
+            for _ in 0..2 {
+                let (name, file) = snapshots.create_memory().unwrap();
+                snapshots.commit(&file, &small_state(name)).unwrap();
+            }
             let proc = fs::read("/proc/self/status").map(drop);
             let removed = fs::remove_file(folder.join("socket"));
             let created = fs::write(folder.join("other"), "").map_err(|error| error.kind());
@@ -93,12 +102,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
         fs::write(&socket, "").unwrap();
-        let test = "vm::sandbox::tests::other_files_cannot_be_opened_and_the_socket_can_be_removed";
+        let test = "vm::sandbox::tests::only_the_socket_and_snapshots_can_be_changed";
         let output = child_test_command(test).env(CHILD_VARIABLE, folder.path()).output().unwrap();
 
         let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{output_text}");
         assert!(!socket.exists());
+        // The second snapshot has replaced the first.
+        let saved = fs::read_dir(folder.path().join("saved")).unwrap();
+        let saved = saved.map(|file| file.unwrap().file_name().into_string().unwrap());
+        assert_eq!(saved.filter(|name| name.starts_with("memory-")).count(), 1);
         let has_landlock = Path::new("/sys/kernel/security/landlock").exists();
         if !has_landlock && output_text.contains("RESULT Ok(()) Ok(()) Ok(()) Ok(())") {
             return granule_types::testing::skip("this host has no Landlock");

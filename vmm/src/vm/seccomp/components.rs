@@ -42,6 +42,7 @@ use crate::{
     },
     vm::{
         api::{ApiServer, BoundSocket},
+        api_request::{ApiRequest, Body},
         boot_stats::{BootStats, StatsFile},
         builder::allocate_memory,
         config::{MemoryZone, VmConfig},
@@ -61,16 +62,24 @@ pub(super) fn run_components(folder: &Path) {
     let disk = Disk::open(&disk, false).unwrap();
     let stats = StatsFile::open(&folder.join("stats"), HostInfo::of_this_host().unwrap()).unwrap();
     let client = thread::spawn(move || {
-        let mut client = UnixStream::connect(socket).unwrap();
-        client.write_all(b"GET /v1/state HTTP/1.1\r\n\r\n").unwrap();
-        io::read_to_string(client).unwrap()
+        let send = |request| {
+            let mut client = UnixStream::connect(&socket).unwrap();
+            write!(client, "{request} HTTP/1.1\r\n\r\n").unwrap();
+            io::read_to_string(client).unwrap()
+        };
+        REQUESTS.map(send).concat()
     });
     let snapshots = SnapshotDirectory::open(&folder.join("snapshots")).unwrap();
     // The host may lack userfaultfd, or the privilege for it.
     let faults = UserFaults::open().ok();
     run_confined(bound, disk, stats, &snapshots, faults);
-    assert!(client.join().unwrap().contains("running"));
+    let answers = client.join().unwrap();
+    assert!(answers.contains("running") && answers.contains("granule_exits_total 7"), "{answers}");
 }
+
+/// Requests that the control socket receives.
+const REQUESTS: [&str; 4] =
+    ["GET /v1/state", "POST /v1/snapshot", "POST /v1/snapshot/live", "GET /metrics"];
 
 /// Confines the calling thread as the main thread and runs all components.
 fn run_confined(
@@ -87,13 +96,9 @@ fn run_confined(
 
     drop(signals.terminate_on_signal(|_| {}).unwrap());
     assert_eq!(signals.next_request(), None);
-    let request = loop {
-        match api.next_request() {
-            Some(request) => break request,
-            None => thread::sleep(Duration::from_millis(1)),
-        }
-    };
-    request.respond((200, json!({ "state": "running" }).into()));
+    for _ in REQUESTS {
+        answer_request(&api);
+    }
     run_console();
     allocate_guest_memory();
     save_and_restore(snapshots, &image, &changes, faults);
@@ -109,6 +114,21 @@ fn run_confined(
     use_c_library();
     issue_direct_calls();
     signals.release();
+}
+
+/// Waits for a request and answers it.
+fn answer_request(api: &ApiServer) {
+    let pending = loop {
+        match api.next_request() {
+            Some(pending) => break pending,
+            None => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let body = match pending.request {
+        ApiRequest::Metrics => Body::Metrics("granule_exits_total 7".to_owned()),
+        _ => json!({ "state": "running" }).into(),
+    };
+    pending.respond((200, body));
 }
 
 /// Writes console output and forwards a line of standard input to a virtio console.
