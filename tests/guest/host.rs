@@ -47,8 +47,10 @@ exec chroot /root /bin/sh -c 'stty -echo; echo host is up; exec /bin/sh'
 /// Functions of the shell that build the initramfs of a guest, in the order of use.
 /// `install_programs PROGRAM…` copies programs and their libraries to `/tmp/g`. `modules NAME…`
 /// copies modules and their dependencies to `/m`, sorted in load order. `pack` reads `/init` from
-/// standard input and builds `/tmp/small.cpio`. `request 'METHOD PATH'` sends a request to the control
-/// socket `/tmp/run/vm.sock`.
+/// standard input and builds `/tmp/small.cpio`; `pack_guest_with_disk` reads the rest of an `/init` that
+/// waits for its disk. `run_with_socket OPTION…` starts `granule` as process `$pid` with the control
+/// socket `/tmp/run/vm.sock` and the output `/tmp/out`. `request 'METHOD PATH'` sends a request to the
+/// socket, and `request_snapshot` repeats one until the snapshot can be taken.
 const GUEST_FUNCTIONS: &str = r#"
 install_programs() {
     mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m && cp "$@" /tmp/g/bin/
@@ -66,10 +68,33 @@ pack() {
     cat >/tmp/g/init && chmod 755 /tmp/g/init
     (cd /tmp/g && find . | cpio -o -H newc --quiet) >/tmp/small.cpio
 }
+pack_guest_with_disk() {
+    { cat <<'INIT'; cat; } | pack
+#!/bin/busybox sh
+busybox mount -t devtmpfs dev /dev
+busybox mount -t proc proc /proc
+for module in /m/*; do busybox insmod $module; done
+until [ -b /dev/vda ]; do busybox sleep 0.1; done
+exec </dev/ttyS0 >/dev/ttyS0 2>&1
+INIT
+}
+run_with_socket() {
+    rm -f /tmp/run/vm.sock && : >/tmp/out # The output of the last run must not count.
+    /mnt/granule run --user nobody --api-socket /tmp/run/vm.sock "$@" </dev/null >/tmp/out 2>&1 &
+    pid=$!
+}
 request() {
     perl -MIO::Socket::UNIX -e '$s = IO::Socket::UNIX->new("/tmp/run/vm.sock") or die;
         print $s "$ARGV[0] HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n"; $s->flush;
         print while <$s>; print "\n"' "$1"
+}
+request_snapshot() {
+    # Memory that is filled on demand must be there.
+    for attempt in 1 2 3 4 5 6 7 8 9 10; do
+        request 'POST /v1/snapshot' | tee /tmp/answer
+        grep -q 'memory is still' /tmp/answer || break
+        sleep 1
+    done
 }"#;
 
 pub struct EmulatedHost {

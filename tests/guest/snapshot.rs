@@ -13,13 +13,7 @@ const SHELL_FUNCTIONS: &str = r#"
 prepare() {
     install_programs /bin/busybox
     modules virtio_mmio virtio_blk virtio_rng
-    pack <<'INIT'
-#!/bin/busybox sh
-busybox mount -t devtmpfs dev /dev
-busybox mount -t proc proc /proc
-for module in /m/*; do busybox insmod $module; done
-until [ -b /dev/vda ]; do busybox sleep 0.1; done
-exec </dev/ttyS0 >/dev/ttyS0 2>&1
+    pack_guest_with_disk <<'INIT'
 busybox dd if=/dev/urandom of=/data bs=1000000 count=8 2>/dev/null
 for copy in $(busybox seq ${fill:-0}); do busybox cat /data; done >/fill
 sum=$(busybox md5sum </data)
@@ -38,18 +32,14 @@ while :; do
     [ "$(busybox md5sum </data)" = "$sum" ] || echo "memory differs"
     busybox dd if=/part of=/data bs=4096 seek=$((round % 16 * 64)) conv=notrunc 2>/dev/null
     sum=$(busybox md5sum </data)
-    echo "round $round has ended, $(busybox nproc) CPUs"
+    busybox sleep 0.1
+    echo "round $round has ended, $(busybox nproc) CPUs, up $(busybox cut -d. -f1 /proc/uptime) s"
 done
 INIT
     dd if=/dev/zero of=/tmp/disk bs=1M count=4 2>/dev/null
     chmod 666 /tmp/disk && mkdir /tmp/run && chmod 777 /tmp/run
 }
-run() {
-    rm -f /tmp/run/vm.sock && : >/tmp/out # The output of the last run must not count.
-    /mnt/granule run --user nobody --api-socket /tmp/run/vm.sock --snapshot "/tmp/run/saved$snapshot" "$@" \
-        </dev/null >/tmp/out 2>&1 &
-    pid=$!
-}
+run() { run_with_socket --snapshot "/tmp/run/saved$snapshot" "$@"; }
 start() {
     mkdir -p /tmp/run/saved && chmod 777 /tmp/run/saved
     run --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --cmdline "console=ttyS0 quiet $environment" \
@@ -76,22 +66,25 @@ stop() {
 }
 save() {
     request 'POST /v1/pause' >/dev/null
-    # Memory that is filled on demand must be there.
-    for attempt in 1 2 3 4 5 6 7 8 9 10; do
-        request 'POST /v1/snapshot' | tee /tmp/answer
-        grep -q 'memory is still' /tmp/answer || break
-        sleep 1
-    done
+    request_snapshot
     stop
     rm -f /tmp/run/vm.sock; ls /tmp/run/saved
 }
 "#;
 
+/// Seconds between a snapshot and its restore.
+const SECONDS_BETWEEN: u32 = 1000;
+
+/// Returns the last number behind a word in the guest's output.
+fn last_number(word: &str, output: &str) -> u32 {
+    let numbers = output.split(word).skip(1);
+    let number = numbers.last().and_then(|rest| rest.split(' ').next());
+    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no {word}: {output}"))
+}
+
 /// Returns the number of the last round in the guest's output.
 fn last_round(output: &str) -> u32 {
-    let rounds = output.split("round ").skip(1);
-    let number = rounds.last().and_then(|rest| rest.split(' ').next());
-    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no round: {output}"))
+    last_number("round ", output)
 }
 
 #[test]
@@ -108,10 +101,10 @@ fn a_guest_continues_from_its_snapshot_on_each_backing() {
     ] {
         host.run(&format!("start --memory 192M,backing={backing}; rounds 2"));
         let mut output = host.run("save");
-        let mut round = last_round(&output);
+        let (mut round, mut uptime) = (last_round(&output), last_number(", up ", &output));
         for mode in modes {
             assert!(output.contains("data_bytes"), "{backing}: {output}");
-            host.run(&format!("restore {mode}; rounds 2"));
+            host.run(&format!("sleep {SECONDS_BETWEEN}; restore {mode}; rounds 2"));
             output = host.run("save");
 
             assert!(output.contains("status=0"), "{backing}{mode}: {output}");
@@ -119,6 +112,13 @@ fn a_guest_continues_from_its_snapshot_on_each_backing() {
             let next = last_round(&output);
             assert!((round + 2..round + 20).contains(&next), "{backing}{mode}: {output}");
             round = next;
+            // The guest's clock has stopped in between.
+            let next = last_number(", up ", &output);
+            assert!(
+                (uptime..uptime + SECONDS_BETWEEN).contains(&next),
+                "{backing}{mode}: {output}"
+            );
+            uptime = next;
         }
         // The state and one memory file.
         assert_eq!(output.matches("memory-").count(), 1, "{output}");

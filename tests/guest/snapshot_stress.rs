@@ -24,13 +24,7 @@ const SHELL_FUNCTIONS: &str = r#"
 prepare() {
     install_programs /bin/busybox
     modules virtio_mmio virtio_blk virtio_net virtio_rng
-    pack <<'INIT'
-#!/bin/busybox sh
-busybox mount -t devtmpfs dev /dev
-busybox mount -t proc proc /proc
-for module in /m/*; do busybox insmod $module; done
-until [ -b /dev/vda ]; do busybox sleep 0.1; done
-exec </dev/ttyS0 >/dev/ttyS0 2>&1
+    pack_guest_with_disk <<'INIT'
 busybox ip addr add 192.168.78.2/24 dev eth0 && busybox ip link set eth0 up
 busybox dd if=/dev/urandom of=/data bs=1000000 count=1 2>/dev/null
 sum=$(busybox md5sum </data)
@@ -53,33 +47,20 @@ INIT
     ip addr add 192.168.78.1/24 dev tap8 && ip link set tap8 up
     (while :; do ping -q -i 0.05 192.168.78.2 >/dev/null 2>&1; sleep 0.1; done) &
 }
-run() {
-    rm -f /tmp/run/vm.sock && : >/tmp/out # The output of the last run must not count.
-    /mnt/granule run --user nobody --api-socket /tmp/run/vm.sock "$@" </dev/null >/tmp/out 2>&1 &
-    pid=$!
-}
 start() {
     to=/tmp/run/a other=/tmp/run/b; rm -rf $to $other
-    run --snapshot $to --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --balloon on --vcpus 2 \
+    run_with_socket --snapshot $to --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --balloon on --vcpus 2 \
         --cmdline "console=ttyS0 quiet" --disk /tmp/disk --net tap=tap8 "$@"
 }
 restore() {
     from=$to to=$other other=$from
-    run --restore "$from$1" --snapshot $to
+    run_with_socket --restore "$from$1" --snapshot $to
     until [ -S /tmp/run/vm.sock ]; do kill -0 $pid || return; sleep 0.1; done
 }
 count() { grep -ac 'has ended' /tmp/out; }
 rounds() {
     last=$(($(count) + $1))
     until [ "$(count)" -ge $last ]; do kill -0 $pid 2>/dev/null || break; sleep 0.2; done
-}
-save() {
-    # Memory that is filled on demand must be there.
-    for attempt in 1 2 3 4 5 6 7 8 9 10; do
-        request 'POST /v1/snapshot' | tee /tmp/answer
-        grep -q 'memory is still' /tmp/answer || break
-        sleep 1
-    done
 }
 finish() {
     request 'POST /v1/stop' >/dev/null
@@ -159,12 +140,12 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
             for number in 0..snapshots {
                 let delay = delays.below(1000);
                 let context = format!("{backing}{mode} {number} after {delay} s");
-                let saved = host.run(&format!("sleep {delay}; save"));
+                let saved = host.run(&format!("sleep {delay}; request_snapshot"));
                 // The round of the snapshot, and a whole one.
                 let stopped = host.run("rounds 2; finish");
                 let paused =
                     host.run(&format!("restore {mode},paused=on; request 'GET /v1/state'"));
-                let again = host.run("save; compare");
+                let again = host.run("request_snapshot; compare");
                 let resumed = host.run("request 'POST /v1/resume'; rounds 1; cat /tmp/out");
 
                 assert!(saved.contains("data_bytes"), "{context}: {saved}");
@@ -190,10 +171,10 @@ fn a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot() {
     let mut delays = Delays::new();
     let mut host = EmulatedHost::boot();
     host.prepare_guest(SHELL_FUNCTIONS);
-    host.run("start --memory 96M; rounds 1; save; finish");
+    host.run("start --memory 96M; rounds 1; request_snapshot; finish");
     // A restored guest saves to its own directory.
     let output = host.run(
-        "other=$to; restore; rounds 1; begun=$(date +%s%3N); save; \
+        "other=$to; restore; rounds 1; begun=$(date +%s%3N); request_snapshot; \
          echo \"duration=$(($(date +%s%3N) - begun))=\"; finish",
     );
     let duration = parse_number(&output, "duration");
@@ -204,7 +185,7 @@ fn a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot() {
         let context = format!("kill {kill} after {delay} of {duration} ms");
         let killed = host.run(&format!("restore; rounds 1; kill_while_saving {delay}"));
         // The next save works, and removes what the kill has left.
-        let restored = host.run("restore; rounds 1; save; rounds 1; finish; ls $to");
+        let restored = host.run("restore; rounds 1; request_snapshot; rounds 1; finish; ls $to");
 
         assert_eq!(parse_number(&killed, "status"), 137, "{context}: {killed}");
         assert!((1..12).contains(&parse_number(&killed, "rounds")), "{context}: {killed}");
