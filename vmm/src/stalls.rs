@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Histograms of durations, each of one cause: `mmio` is the time that vCPUs are not in the guest
 //! because the program emulates a device for them, and those of stage-2 faults (`vm::fault_stalls`) are by
-//! type and level. Those of the dirty log are durations of requests, during which faults of the
+//! type and level. `userfaultfd` is the time to answer a fault of a VM that is restored on demand,
+//! without the wait behind other faults. Those of the dirty log are durations of requests, during which faults of the
 //! guest may wait for KVM's locks.
 
 use std::{

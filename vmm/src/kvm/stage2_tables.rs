@@ -29,23 +29,17 @@ const KVM_DEBUGFS: &str = "/sys/kernel/debug/kvm";
 pub struct Stage2Leaves(Vec<(Range<GuestAddress>, u8)>);
 
 impl Stage2Leaves {
-    /// Reads the leaves of a VM, or none if the host does not export the tables. The kernel holds
+    /// Reads the leaves of a VM, if the host exports the tables to this process. The kernel holds
     /// the VM's `mmu_lock` meanwhile, so faults of the guest wait.
     #[must_use]
-    pub fn read(vm: &impl AsRawFd) -> Self {
+    pub fn read(vm: &impl AsRawFd) -> Option<Self> {
         let folder = format!("{}-{}", std::process::id(), vm.as_raw_fd());
         let dump = Path::new(KVM_DEBUGFS).join(folder).join("stage2_page_tables");
-        fs::read_to_string(dump).map_or_else(|_| Self::default(), |text| Self::parse(&text))
+        fs::read_to_string(dump).ok().map(|text| Self::parse(&text))
     }
 
     fn parse(dump: &str) -> Self {
         Self(dump.lines().filter_map(parse_leaf).collect())
-    }
-
-    /// Returns whether nothing is mapped, or the host does not export the tables.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     /// Returns the bytes that leaves of each level map in a range.
@@ -79,7 +73,8 @@ pub const fn leaf_size(base: Bytes, level: u8) -> Bytes {
 /// does not export the tables.
 #[must_use]
 pub fn mapped_by_level(vm: &impl AsRawFd) -> BTreeMap<u8, u64> {
-    Stage2Leaves::read(vm).bytes_by_level(&(GuestAddress(0)..GuestAddress(u64::MAX)))
+    let all = GuestAddress(0)..GuestAddress(u64::MAX);
+    Stage2Leaves::read(vm).map(|leaves| leaves.bytes_by_level(&all)).unwrap_or_default()
 }
 
 /// Parses the range and level of a line. Invalid entries have no attributes, or `F` for fault.

@@ -41,6 +41,8 @@ pub struct VmController<'a> {
     pub vm: &'a Vm,
     pub reader: StatsReader,
     pub boot_stats: BootStats,
+    /// Writes the phases to a file, which takes more from the host.
+    pub writes_statistics: bool,
     /// Number of this boot, counted from 1.
     boot_count: u32,
     /// Durations of the control socket's operations on the dirty logs.
@@ -68,6 +70,7 @@ impl<'a> VmController<'a> {
             vm,
             reader,
             boot_stats: BootStats::default(),
+            writes_statistics: false,
             boot_count,
             dirty_costs: DirtyCosts::default(),
             dirty_logs: DirtyLogs::default(),
@@ -80,10 +83,12 @@ impl<'a> VmController<'a> {
     /// Ends the current phase of the boot. The phase is not recorded if the statistics cannot be
     /// read.
     pub fn end_phase(&mut self, next: &'static str, at: Duration) {
-        let mapped = self.mapped_bytes();
         match self.read_statistics() {
-            Ok(snapshot) => {
-                self.boot_stats.end_phase(next, at, Snapshot { mapped_bytes: mapped, ..snapshot });
+            Ok(mut snapshot) => {
+                if self.writes_statistics {
+                    snapshot.mapped_bytes = self.mapped_bytes();
+                }
+                self.boot_stats.end_phase(next, at, snapshot);
             }
             Err(error) => {
                 log::warn!("phase '{}' is not recorded: {error}", self.boot_stats.phase);
@@ -103,15 +108,14 @@ impl<'a> VmController<'a> {
     /// Returns the bytes that stage 2 maps by leaves of each size, for each zone, if the host exports the
     /// tables. Faults of the guest wait meanwhile.
     fn mapped_bytes(&self) -> Vec<BTreeMap<u64, u64>> {
-        let leaves = Stage2Leaves::read(&self.vm.fd);
+        let Some(leaves) = Stage2Leaves::read(&self.vm.fd) else {
+            return Vec::new();
+        };
         let mapped = |ram: &GuestRam| {
             let base = ram.plan().base_page_size();
             let mapped = leaves.bytes_by_level(&ram.guest_range()).into_iter();
             mapped.map(|(level, bytes)| (leaf_size(base, level).0, bytes)).collect()
         };
-        if leaves.is_empty() {
-            return Vec::new();
-        }
         self.vm.memory.regions().iter().map(|ram| mapped(ram)).collect()
     }
 

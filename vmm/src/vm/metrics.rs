@@ -72,7 +72,10 @@ fn add_stalls(text: &mut String, stalls: &EventCounts) {
     if causes.peek().is_none() {
         return;
     }
-    let _ = writeln!(text, "# HELP {NAME} Stalls of vCPUs, and requests of the dirty log.");
+    let _ = writeln!(
+        text,
+        "# HELP {NAME} Stalls of vCPUs, answers of userfaultfd, and requests of the dirty log."
+    );
     let _ = writeln!(text, "# TYPE {NAME} histogram");
     for cause in causes {
         let value = |key: &str| stalls.get(&format!("{cause}.{key}")).copied().unwrap_or(0);

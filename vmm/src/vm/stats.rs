@@ -54,7 +54,8 @@ pub struct Snapshot {
     /// Stage-2 aborts by type and level, and by access.
     pub faults: EventCounts,
     pub exits: EventCounts,
-    /// [Stalls](crate::stalls) of vCPUs, and durations of requests of the dirty log.
+    /// [Stalls](crate::stalls) of vCPUs, and durations of answers to faults and of requests of the dirty
+    /// log.
     pub stalls: EventCounts,
     /// KVM's instant statistics: mapped pages by size.
     pub gauges: EventCounts,

@@ -62,7 +62,7 @@ pub(super) fn run_components(folder: &Path) {
     let disk = Disk::open(&disk, false).unwrap();
     let stats = StatsFile::open(&folder.join("stats"), HostInfo::of_this_host().unwrap()).unwrap();
     let client = thread::spawn(move || {
-        let send = |request| {
+        let send = |(request, _)| {
             let mut client = UnixStream::connect(&socket).unwrap();
             write!(client, "{request} HTTP/1.1\r\n\r\n").unwrap();
             io::read_to_string(client).unwrap()
@@ -74,12 +74,17 @@ pub(super) fn run_components(folder: &Path) {
     let faults = UserFaults::open().ok();
     run_confined(bound, disk, stats, &snapshots, faults);
     let answers = client.join().unwrap();
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), REQUESTS.len(), "{answers}");
     assert!(answers.contains("running") && answers.contains("granule_exits_total 7"), "{answers}");
 }
 
 /// Requests that the control socket receives.
-const REQUESTS: [&str; 4] =
-    ["GET /v1/state", "POST /v1/snapshot", "POST /v1/snapshot/live", "GET /metrics"];
+const REQUESTS: [(&str, ApiRequest); 4] = [
+    ("GET /v1/state", ApiRequest::State),
+    ("POST /v1/snapshot", ApiRequest::Snapshot),
+    ("POST /v1/snapshot/live", ApiRequest::LiveSnapshot),
+    ("GET /metrics", ApiRequest::Metrics),
+];
 
 /// Confines the calling thread as the main thread and runs all components.
 fn run_confined(
@@ -96,8 +101,8 @@ fn run_confined(
 
     drop(signals.terminate_on_signal(|_| {}).unwrap());
     assert_eq!(signals.next_request(), None);
-    for _ in REQUESTS {
-        answer_request(&api);
+    for (_, expected) in REQUESTS {
+        answer_request(&api, &expected);
     }
     run_console();
     allocate_guest_memory();
@@ -117,13 +122,16 @@ fn run_confined(
 }
 
 /// Waits for a request and answers it.
-fn answer_request(api: &ApiServer) {
+fn answer_request(api: &ApiServer, expected: &ApiRequest) {
+    let deadline = Instant::now() + Duration::from_secs(10);
     let pending = loop {
         match api.next_request() {
             Some(pending) => break pending,
             None => thread::sleep(Duration::from_millis(1)),
         }
+        assert!(Instant::now() < deadline, "{expected:?} does not arrive");
     };
+    assert_eq!(pending.request, *expected);
     let body = match pending.request {
         ApiRequest::Metrics => Body::Metrics("granule_exits_total 7".to_owned()),
         _ => json!({ "state": "running" }).into(),
