@@ -54,8 +54,7 @@ pub struct OnDemand {
     /// Declared first: the thread that fills other pages ends before faults are no longer answered.
     _filler: Option<ScopedThread>,
     _handler: ScopedThread,
-    recorded: Arc<Mutex<Vec<Range<u64>>>>,
-    fill_times: Arc<StallHistogram>,
+    source: Arc<Source>,
     is_complete: Arc<AtomicBool>,
 }
 
@@ -67,6 +66,8 @@ struct Source {
     memory: GuestMemory,
     /// Bytes that are filled for a fault, unless its page is larger.
     unit: u64,
+    /// Parts that faults have filled.
+    recorded: Mutex<Vec<Range<u64>>>,
     /// Times in which faults were answered.
     fill_times: Arc<StallHistogram>,
 }
@@ -89,31 +90,31 @@ impl OnDemand {
     ) -> Result<Self, MemoryError> {
         let failed = |source| MemoryError::Image { operation: "read on demand", source };
         let unit = if fills_all { CLUSTER } else { 0 };
-        let fill_times = Arc::new(StallHistogram::default());
         let source = Arc::new(Source {
             faults,
             image,
             memory: memory.clone(),
             unit,
-            fill_times: Arc::clone(&fill_times),
+            recorded: Mutex::default(),
+            fill_times: Arc::default(),
         });
         for ram in memory.regions() {
             source.faults.register(&ram.host_range()).map_err(failed)?;
         }
         source.fill_order(order).map_err(failed)?;
-        let recorded = Arc::new(Mutex::new(Vec::new()));
-        let (in_handler, record) = (Arc::clone(&source), Arc::clone(&recorded));
+        let in_handler = Arc::clone(&source);
         let handler = ScopedThread::start("fault-handler", move |stop| {
-            if let Err(error) = in_handler.answer_faults(stop, &record) {
+            if let Err(error) = in_handler.answer_faults(stop) {
                 on_failure(error);
             }
         });
         let handler = handler.map_err(failed)?;
         let is_complete = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&is_complete);
+        let in_filler = Arc::clone(&source);
         let filler = fills_all.then(|| {
             ScopedThread::start("memory-filler", move |stop| {
-                match source.fill_all(|| stop.read().is_ok()) {
+                match in_filler.fill_all(|| stop.read().is_ok()) {
                     Ok(is_done) => done.store(is_done, Ordering::Release),
                     Err(error) => {
                         log::warn!("the snapshot's memory is filled on demand only: {error}");
@@ -122,7 +123,7 @@ impl OnDemand {
             })
         });
         let filler = filler.transpose().map_err(failed)?;
-        Ok(Self { _filler: filler, _handler: handler, recorded, fill_times, is_complete })
+        Ok(Self { _filler: filler, _handler: handler, source, is_complete })
     }
 
     /// Returns whether all data is in memory, so that missing pages are zero.
@@ -133,18 +134,18 @@ impl OnDemand {
     /// Returns the histogram of the times in which faults were answered, from the read of the message to
     /// the wake-up.
     pub fn fill_times(&self) -> Arc<StallHistogram> {
-        Arc::clone(&self.fill_times)
+        Arc::clone(&self.source.fill_times)
     }
 
     /// Returns what the faults have filled.
     pub fn recorded(&self) -> Order {
-        parts::join(self.recorded.lock().clone())
+        parts::join(self.source.recorded.lock().clone())
     }
 }
 
 impl Source {
     /// Answers faults until the stop.
-    fn answer_faults(&self, stop: &EventFd, record: &Mutex<Vec<Range<u64>>>) -> io::Result<()> {
+    fn answer_faults(&self, stop: &EventFd) -> io::Result<()> {
         let mut buffer = Vec::new();
         loop {
             let mut fds = [self.faults.as_fd(), borrow_event(stop)]
@@ -155,23 +156,18 @@ impl Source {
             }
             while let Some(address) = self.faults.next()? {
                 let start = Instant::now();
-                self.answer(address, record, &mut buffer)?;
+                self.answer(address, &mut buffer)?;
                 self.fill_times.record(start.elapsed());
             }
         }
     }
 
     /// Records the part of a fault and fills it.
-    fn answer(
-        &self,
-        address: HostVirtAddr,
-        record: &Mutex<Vec<Range<u64>>>,
-        buffer: &mut Vec<u8>,
-    ) -> io::Result<()> {
+    fn answer(&self, address: HostVirtAddr, buffer: &mut Vec<u8>) -> io::Result<()> {
         let Some((start, ram, part)) = part_of_fault(&self.memory, self.unit, address) else {
             return Ok(());
         };
-        record.lock().push(start + part.start..start + part.end);
+        self.recorded.lock().push(start + part.start..start + part.end);
         self.fill(start, ram, part, buffer)?;
         // The page may exist since before the fault was read.
         let page = address.0 / page_size(ram) * page_size(ram);
