@@ -25,7 +25,7 @@ pub fn stage2_table_bytes() -> Option<u64> {
 const KVM_DEBUGFS: &str = "/sys/kernel/debug/kvm";
 
 /// The valid leaves of a VM's stage-2 tables: ranges of guest addresses, each with its level.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Stage2Leaves(Vec<(Range<GuestAddress>, u8)>);
 
 impl Stage2Leaves {

@@ -28,7 +28,6 @@ use crate::{
         KvmError,
         stage2_tables::{Stage2Leaves, leaf_size},
     },
-    memory::GuestRam,
     stalls::StallHistogram,
 };
 
@@ -42,7 +41,7 @@ pub struct VmController<'a> {
     pub reader: StatsReader,
     pub boot_stats: BootStats,
     /// Writes the phases to a file, which takes more from the host.
-    pub writes_statistics: bool,
+    writes_statistics: bool,
     /// Number of this boot, counted from 1.
     boot_count: u32,
     /// Durations of the control socket's operations on the dirty logs.
@@ -61,6 +60,7 @@ impl<'a> VmController<'a> {
         config: &'a VmConfig,
         vm: &'a Vm,
         reader: StatsReader,
+        writes_statistics: bool,
         boot_count: u32,
         snapshots: Option<&'a SnapshotDirectory>,
         changes: Option<ChangeLog>,
@@ -70,7 +70,7 @@ impl<'a> VmController<'a> {
             vm,
             reader,
             boot_stats: BootStats::default(),
-            writes_statistics: false,
+            writes_statistics,
             boot_count,
             dirty_costs: DirtyCosts::default(),
             dirty_logs: DirtyLogs::default(),
@@ -111,12 +111,13 @@ impl<'a> VmController<'a> {
         let Some(leaves) = Stage2Leaves::read(&self.vm.fd) else {
             return Vec::new();
         };
-        let mapped = |ram: &GuestRam| {
+        let zones = self.vm.memory.regions().iter();
+        let mapped = zones.map(|ram| {
             let base = ram.plan().base_page_size();
             let mapped = leaves.bytes_by_level(&ram.guest_range()).into_iter();
             mapped.map(|(level, bytes)| (leaf_size(base, level).0, bytes)).collect()
-        };
-        self.vm.memory.regions().iter().map(|ram| mapped(ram)).collect()
+        });
+        mapped.collect()
     }
 
     pub fn execute(&mut self, request: ApiRequest) -> Response {

@@ -258,11 +258,11 @@ impl RunContext<'_> {
             self.config,
             &vm,
             reader,
+            stats_file.is_some(),
             self.boot_count,
             self.snapshots,
             is_incremental.then(ChangeLog::default),
         );
-        controller.writes_statistics = stats_file.is_some();
         granule_types::mark::begin_guest();
         if self.collects_statistics {
             controller.end_phase("boot", start_time.elapsed());
