@@ -134,6 +134,19 @@ impl ApiServer {
         Ok(Self { file, requests, request_event })
     }
 
+    /// Waits for a request.
+    #[cfg(test)]
+    pub fn wait_for_request(&self) -> PendingRequest {
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(pending) = self.next_request() {
+                return pending;
+            }
+            assert!(std::time::Instant::now() < deadline, "no request arrives");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub fn next_request(&self) -> Option<PendingRequest> {
         let request = self.requests.try_recv().or_else(|_| {
             // A request that arrives after this read signals the event again.
@@ -243,12 +256,7 @@ mod tests {
         let (to, request) = (path.clone(), "POST /v1/pause HTTP/1.1\r\n\r\n");
         let client = thread::spawn(move || send(&to, request));
 
-        let pending = loop {
-            match api.next_request() {
-                Some(pending) => break pending,
-                None => thread::yield_now(),
-            }
-        };
+        let pending = api.wait_for_request();
         assert_eq!(pending.request, ApiRequest::Pause);
         pending.respond((200, json!({ "state": "paused" }).into()));
 

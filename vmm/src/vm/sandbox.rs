@@ -72,6 +72,8 @@ pub fn restrict_file_access(
 mod tests {
     use std::{fs, path::PathBuf};
 
+    use landlock::{CompatLevel, Compatible as _};
+
     use super::*;
     use crate::{
         devices::virtio::testing::child_test_command,
@@ -80,12 +82,9 @@ mod tests {
 
     const CHILD_VARIABLE: &str = "GRANULE_TEST_LANDLOCK";
 
-    /// Asks the kernel for its version of Landlock.
     fn has_landlock() -> bool {
-        const VERSION: u32 = 1;
-        let no_rules = std::ptr::null::<u8>();
-        // SAFETY: with this flag the kernel reads no memory.
-        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, no_rules, 0_usize, VERSION) > 0 }
+        let required = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+        required.handle_access(AccessFs::from_all(ABI::V1)).is_ok()
     }
 
     /// Applies the rules in a child process, because they cannot be removed.

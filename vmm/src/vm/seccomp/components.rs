@@ -9,7 +9,7 @@ use std::{
     path::Path,
     sync::Arc,
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use granule_types::{backing::Backing, record::HostInfo, units::Bytes};
@@ -123,14 +123,7 @@ fn run_confined(
 
 /// Waits for a request and answers it.
 fn answer_request(api: &ApiServer, expected: &ApiRequest) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let pending = loop {
-        match api.next_request() {
-            Some(pending) => break pending,
-            None => thread::sleep(Duration::from_millis(1)),
-        }
-        assert!(Instant::now() < deadline, "{expected:?} does not arrive");
-    };
+    let pending = api.wait_for_request();
     assert_eq!(pending.request, *expected);
     let body = match pending.request {
         ApiRequest::Metrics => Body::Metrics("granule_exits_total 7".to_owned()),
