@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The `granule` command: one module per subcommand, each with `Args` and `run`. Shell completions
-//! and man pages are generated from the definition of the command line.
+//! The `granule` command: one module per subcommand, each with `Args` and `run`.
 
+#[cfg(feature = "bench")]
 pub mod advise;
+#[cfg(feature = "bench")]
 pub mod bench;
 #[cfg(feature = "lab")]
 pub mod cache;
 #[cfg(feature = "lab")]
 pub mod check;
+#[cfg(feature = "bench")]
 pub mod compare;
 #[cfg(feature = "lab")]
 pub mod doctor;
@@ -17,20 +19,26 @@ pub mod lab;
 pub mod lab_commands;
 #[cfg(feature = "lab")]
 pub mod ledger;
+#[cfg(feature = "bench")]
+pub mod manual;
 pub mod run;
 pub mod top;
+pub mod values;
 
 use std::{
     env,
     error::Error,
-    fs,
     io::{self, Write},
-    path::PathBuf,
     process::ExitCode,
 };
 
-use clap::{CommandFactory, Parser, Subcommand};
-use clap_complete::Shell;
+use clap::{Parser, Subcommand};
+
+/// The C library of static programs maps each small slab of its heap on its own, and unmaps it again.
+/// The definition of the command line alone caused sixty such calls.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 /// Measures and reduces the cost of stage-2 page faults under KVM
 #[derive(Debug, Parser)]
@@ -41,11 +49,18 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[cfg_attr(
+    not(feature = "bench"),
+    expect(clippy::large_enum_variant, reason = "there is one command line")
+)]
 enum Command {
+    #[cfg(feature = "bench")]
     /// Measure and rank the memory backings that this machine offers to a VM
     Advise(advise::Args),
+    #[cfg(feature = "bench")]
     /// Run the page-table test on this machine
     Bench(bench::Args),
+    #[cfg(feature = "bench")]
     /// Compare two sets of results
     Compare(compare::Args),
     #[cfg(feature = "lab")]
@@ -55,10 +70,12 @@ enum Command {
     Run(RunCommand),
     /// Show the counters of a running VM
     Top(top::Args),
+    #[cfg(feature = "bench")]
     /// Print shell completions
-    Completions(CompletionsArgs),
+    Completions(manual::CompletionsArgs),
+    #[cfg(feature = "bench")]
     /// Write man pages to a folder
-    Man(ManArgs),
+    Man(manual::Args),
 }
 
 /// `granule run` without the other subcommands, whose definitions are a tenth of the instructions
@@ -104,15 +121,20 @@ fn main() -> ExitCode {
     .format_timestamp(None)
     .init();
     let result = match parse_command_line() {
+        #[cfg(feature = "bench")]
         Command::Advise(args) => advise::run(args),
+        #[cfg(feature = "bench")]
         Command::Bench(args) => bench::run(args),
+        #[cfg(feature = "bench")]
         Command::Compare(args) => compare::run(args),
         #[cfg(feature = "lab")]
         Command::Lab(command) => command.run(),
         Command::Run(RunCommand::Run(args)) => run::run(args),
         Command::Top(args) => top::run(&args),
-        Command::Completions(args) => print_completions(&args),
-        Command::Man(args) => write_man_pages(&args),
+        #[cfg(feature = "bench")]
+        Command::Completions(args) => manual::print_completions(&args),
+        #[cfg(feature = "bench")]
+        Command::Man(args) => manual::run(&args),
     };
     match result {
         Ok(CommandOutcome::Done) => ExitCode::SUCCESS,
@@ -153,51 +175,11 @@ pub(crate) fn print_error(error: &dyn Error) {
     }
 }
 
-/// Options of `granule completions`.
-#[derive(Debug, clap::Args)]
-struct CompletionsArgs {
-    /// Shell for which the completions are
-    shell: Shell,
-}
-
-/// Options of `granule man`.
-#[derive(Debug, clap::Args)]
-struct ManArgs {
-    /// Folder for the pages, created if missing
-    #[arg(value_name = "DIR")]
-    folder: PathBuf,
-}
-
-fn print_completions(args: &CompletionsArgs) -> CommandResult {
-    clap_complete::generate(args.shell, &mut Cli::command(), "granule", &mut io::stdout());
-    Ok(CommandOutcome::Done)
-}
-
-fn write_man_pages(args: &ManArgs) -> CommandResult {
-    let pages = Cli::command().disable_help_subcommand(true);
-    fs::create_dir_all(&args.folder)
-        .and_then(|()| clap_mangen::generate_to(pages, &args.folder))
-        .map_err(|error| format!("cannot write man pages to {}: {error}", args.folder.display()))?;
-    Ok(CommandOutcome::Done)
-}
-
-#[cfg(test)]
+#[cfg(all(test, feature = "bench"))]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
-
-    #[test]
-    fn every_subcommand_has_a_man_page() {
-        let folder = tempfile::tempdir().unwrap();
-
-        write_man_pages(&ManArgs { folder: folder.path().join("man1") }).unwrap();
-
-        for name in
-            ["", "-advise", "-bench", "-compare", "-doctor", "-lab", "-ledger", "-run", "-top"]
-        {
-            let page = folder.path().join(format!("man1/granule{name}.1"));
-            assert!(fs::metadata(&page).unwrap().len() > 500, "{name}");
-        }
-    }
 
     #[test]
     fn run_alone_has_the_command_line_that_it_has_among_all_subcommands() {
@@ -210,22 +192,5 @@ mod tests {
         let refused = RunCli::try_parse_from(["granule", "run", "--vcpus", "0"]).unwrap_err();
         let among_all = Cli::try_parse_from(["granule", "run", "--vcpus", "0"]).unwrap_err();
         assert_eq!(refused.render().to_string(), among_all.render().to_string());
-    }
-
-    #[test]
-    fn an_error_names_a_folder_that_cannot_be_written() {
-        let error = write_man_pages(&ManArgs { folder: "/proc/man".into() }).unwrap_err();
-
-        assert!(error.to_string().contains("/proc/man"));
-    }
-
-    #[test]
-    fn completions_include_subcommands_and_options() {
-        let mut script = Vec::new();
-
-        clap_complete::generate(Shell::Bash, &mut Cli::command(), "granule", &mut script);
-
-        let script = String::from_utf8(script).unwrap();
-        assert!(script.contains("granule,compare)") && script.contains("--each"));
     }
 }

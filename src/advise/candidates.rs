@@ -8,7 +8,7 @@ use granule_pgtable_test::pgtable_vm::{CountedEvents, KvmConfig, KvmMachine};
 use granule_types::{backing::Backing, error_text, units::Bytes};
 use granule_vmm::memory::{BackingPlan, HostPages};
 
-use crate::bench::values::DirtyLogOption;
+use crate::values::DirtyLogOption;
 
 /// Mode of dirty logging with its chunk size of eager page splitting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -197,7 +197,7 @@ fn per_gib(time: Nanoseconds, memory: Bytes) -> f64 {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::bench::values::DirtyLogOption;
+    use crate::values::DirtyLogOption;
 
     pub const PAGE: Bytes = Bytes::kib(4);
 

@@ -11,9 +11,10 @@ use granule_types::{
 };
 
 use super::values::{
-    CpuList, DirtyLogOption, Engine, EventsOption, GuestMapOption, SweepValue, SweepValues,
-    name_unless_default, parse_address, parse_count,
+    CpuList, Engine, EventsOption, GuestMapOption, SweepValue, SweepValues, name_unless_default,
+    parse_address, parse_count,
 };
+use crate::values::DirtyLogOption;
 
 /// Options of `granule bench`.
 #[derive(Debug, Clone, clap::Args)]

@@ -30,8 +30,9 @@ use granule_report::results::RecordWriter;
 use granule_types::{guest_mode::GuestMode, units::Bytes};
 
 use super::{CommandOutcome, CommandResult, print_error};
+use crate::values::DirtyLogOption;
 pub use args::Args;
-use values::{DirtyLogOption, Engine, GuestMapOption};
+use values::{Engine, GuestMapOption};
 
 /// Runs `granule bench`.
 pub fn run(args: Args) -> CommandResult {

@@ -7,8 +7,6 @@ use clap::ValueEnum;
 use granule_pgtable_test::{config::GuestMap, pgtable_vm::CountedEvents};
 use granule_types::units::{Bytes, GuestAddress, parse_nonzero_size};
 
-use granule_vmm::kvm::memslot::DirtyMode;
-
 /// Engine that runs the guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Engine {
@@ -18,34 +16,6 @@ pub enum Engine {
     /// The software machine: threads on the stage-2 engine, on any computer
     #[value(alias = "model")]
     Software,
-}
-
-/// Mode of dirty logging.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum DirtyLogOption {
-    /// A read of the bitmap clears it
-    #[default]
-    Plain,
-    /// A separate call clears the bitmap
-    Manual,
-    /// Manual mode with every page initially dirty
-    InitiallySet,
-    /// A dirty ring for each vCPU
-    Ring,
-    /// A dirty ring for each vCPU, and no bitmap for writes outside of vCPUs
-    RingOnly,
-}
-
-impl From<DirtyLogOption> for DirtyMode {
-    fn from(log: DirtyLogOption) -> Self {
-        match log {
-            DirtyLogOption::Plain => Self::Plain,
-            DirtyLogOption::Manual => Self::Manual,
-            DirtyLogOption::InitiallySet => Self::ManualInitiallySet,
-            DirtyLogOption::Ring => Self::Ring,
-            DirtyLogOption::RingOnly => Self::RingOnly,
-        }
-    }
 }
 
 /// Kernel events to count.
@@ -87,16 +57,6 @@ impl From<GuestMapOption> for GuestMap {
             GuestMapOption::Pages => Self::Pages,
         }
     }
-}
-
-/// Value of an option that is on or off.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// Enabled
-    #[default]
-    On,
-    /// Disabled
-    Off,
 }
 
 /// Host CPUs in the order of the option.

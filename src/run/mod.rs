@@ -8,9 +8,9 @@ use std::{path::PathBuf, time::Instant};
 use clap::ValueEnum;
 use granule_types::units::{Bytes, parse_nonzero_size};
 
-use super::{
+use crate::{
     CommandOutcome, CommandResult,
-    bench::values::{DirtyLogOption, Switch},
+    values::{DirtyLogOption, Switch},
 };
 use granule_vmm::vm::{
     config::{
