@@ -25,16 +25,18 @@ impl Vmm {
     ///
     /// # Errors
     /// A message, if the quotes are not closed, the program cannot run in the emulated host, or a file
-    /// of the guest is not among the arguments.
+    /// of the guest is not among the arguments: the lab's, or one of the program's directory.
     pub fn parse(command: &str) -> Result<Self, String> {
         let words = shlex::split(command).ok_or("a quote is not closed")?;
         let [path, arguments @ ..] = words.as_slice() else {
             return Err("the program is missing".to_owned());
         };
+        let own_file = format!("{}/", program::DIRECTORY);
         for name in ["{kernel}", "{initrd}"] {
-            if !arguments.iter().any(|argument| argument.contains(name)) {
+            if !arguments.iter().any(|text| text.contains(name) || text.contains(&own_file)) {
                 return Err(format!(
-                    "no argument contains {name}, the path of a file of the guest"
+                    "no argument contains {name}, the path of a file of the guest, nor the path of \
+                     one of the program's directory ({own_file}FILE)"
                 ));
             }
         }
@@ -85,6 +87,11 @@ mod tests {
             let error = Vmm::parse(&command(arguments)).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
+        let own = Vmm::parse(&command("{kernel} --initrd=/workload/guest.cpio"));
+        assert_eq!(
+            own.unwrap().argv(("/i", "/c"), 1, Bytes(0))[2],
+            "--initrd=/workload/guest.cpio"
+        );
         let missing = Vmm::parse("/none {kernel} {initrd}").unwrap_err();
         assert!(missing.contains("/none"), "{missing}");
     }

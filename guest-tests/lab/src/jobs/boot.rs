@@ -17,6 +17,9 @@ use crate::{
     options::{BootMatrix, Rodata},
 };
 
+/// Function of `KVM_RUN`, whose first call ends the start of a VMM.
+const FIRST_RUN_FUNCTION: &str = "kvm_arch_vcpu_ioctl_run";
+
 /// Returns a job for each size of memory and each value of `rodata`.
 pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
     let mut jobs = Vec::new();
@@ -64,11 +67,17 @@ fn guest_boot(host: Host<'_>, backing: Backing, memory: Bytes, rodata: Rodata) -
 }
 
 /// Returns the arguments of the plugin with addresses of a kernel whose boot is measured, each after
-/// a comma; empty for other jobs. A guest with a kernel of its own is measured by that kernel's address.
+/// a comma; empty for most other jobs. A guest with a kernel of its own is measured by that kernel's
+/// address, the start of a user's VMM by the address of the host's `KVM_RUN`.
 ///
 /// # Errors
 /// The kernel has no `System.map`, or lacks a function.
 pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, CommandError> {
+    if job.vmm.is_some() {
+        // A kernel without a `System.map` leaves the column empty.
+        let entry = kernel.required_function(FIRST_RUN_FUNCTION);
+        return Ok(entry.map_or_else(|_| String::new(), |at| format!(",span=KVM_RUN:{at:x}")));
+    }
     if job.boot.is_none() {
         let of_guest = job.guest.as_ref().and_then(|guest| guest.paging_function);
         let span = |address| format!(",span={PAGING_FUNCTION}:{address:x}");

@@ -2,9 +2,10 @@
 //! Figures of one guest boot.
 //!
 //! `granule run` writes its statistics to the results file and executes
-//! [marks](granule_types::mark). Of a user's VMM there are counts only, from the start of the program.
-//! *Start* ends at the guest's first instruction; *to init* and *to
-//! login* last from there to the guest's PID 1 and to the login prompt. Faults and CMOs are those
+//! [marks](granule_types::mark). *Start* ends at the guest's first instruction; *to init* and *to
+//! login* last from there to the guest's PID 1 and to the login prompt. Of a user's VMM there are counts
+//! only: *start* ends at the first `KVM_RUN`, *to init* begins with the program, and its memory faults
+//! are the lookups of the host's page. Faults and CMOs are those
 //! of the whole run; counts include host and guest. The columns of `paging_init()` are those of the
 //! guest's kernel, if it has a `System.map`.
 
@@ -175,11 +176,17 @@ impl BootFigures {
 
     /// Returns the figures of a boot by a VMM without statistics.
     fn from_counts(segments: &[SegmentLine]) -> Self {
-        let mut values = [None; BOOT_COLUMNS.len()];
         // The VMM may have marks of its own.
         let init = segments.iter().position(|segment| segment.mark == mark::GUEST_INIT);
-        values[1] = init.map(|init| count(&segments[..init], |name| name == "instructions"));
-        values[2] = Some(count(segments, |name| name == "instructions"));
+        let first_run = segments.iter().position(|segment| segment.span.is_some());
+        let until = |end: usize| count(&segments[..end], |name| name == "instructions");
+        let mut values = [None; BOOT_COLUMNS.len()];
+        values[0] = first_run.map(until);
+        values[1] = init.map(until);
+        values[2] = Some(until(segments.len()));
+        // Each guest has faults: none were counted if the kernel has no `System.map`.
+        values[FAULTS_COLUMN] =
+            Some(count(segments, |name| name == "page_lookups")).filter(|faults| *faults > 0);
         values[DC_CIVAC_COLUMN] = Some(count(segments, |name| name == "DC CIVAC"));
         values[DC_CIVAC_COLUMN + 1] = Some(count(segments, is_stage2_tlbi));
         Self { values, faults_by_level: BTreeMap::new() }
@@ -275,7 +282,8 @@ pub mod tests {
             mark::GUEST_INIT
         );
         let statistics: BootStatistics = serde_json::from_str(&statistics).unwrap();
-        BootFigures::from_statistics(&statistics, &read_segments(&counts).unwrap()).unwrap()
+        let segments = read_segments(&counts).unwrap();
+        BootFigures::from_statistics(&statistics, &segments).unwrap()
     }
 
     #[test]
@@ -299,8 +307,9 @@ pub mod tests {
             r#"{"ended":"off","phases":[{"name":"start","ns":1},{"name":"boot","ns":2}]}"#;
         let statistics: BootStatistics = serde_json::from_str(statistics).unwrap();
 
-        let figures =
-            BootFigures::from_statistics(&statistics, &read_segments(&text.concat()).unwrap());
+        let segments = read_segments(&text.concat()).unwrap();
+
+        let figures = BootFigures::from_statistics(&statistics, &segments);
 
         let cells = figures.unwrap().cells();
         assert_eq!(cells[1], "40.000");
@@ -309,24 +318,27 @@ pub mod tests {
 
     #[test]
     fn a_boot_without_statistics_has_its_counts() {
-        let line = |mark: u8, counts: &str| {
+        let line = |mark: u8, span: &str, counts: &str| {
             format!(
-                "{{\"mark\":{mark},\"time\":{{\"elapsed\":1,\"work\":1,\"starved\":0}},\
+                "{{\"mark\":{mark},{span}\"time\":{{\"elapsed\":1,\"work\":1,\"starved\":0}},\
                  \"counts\":{{{counts}}}}}\n"
             )
         };
+        const RUN: &str = r#""span":"KVM_RUN","#;
         let text = [
-            line(mark::PHASE_END, r#""instructions":170000000"#),
-            line(mark::UNMARKED_PROGRAM, r#""instructions":11400000,"DC CIVAC":7"#),
-            line(mark::GUEST, r#""instructions":20000000"#),
-            line(mark::GUEST_INIT, r#""instructions":80000000,"TLBI VMALLS12E1IS":2"#),
-            line(mark::PHASE_END, r#""instructions":9"#),
-            "{\"end\":true,\"segments\":5}\n".to_owned(),
+            line(mark::PHASE_END, "", r#""instructions":170000000"#),
+            line(mark::UNMARKED_PROGRAM, "", r#""instructions":6400000,"DC CIVAC":7"#),
+            line(mark::UNMARKED_PROGRAM, RUN, r#""instructions":5000000,"page_lookups":70"#),
+            line(mark::GUEST, "", r#""instructions":20000000"#),
+            line(mark::GUEST_INIT, RUN, r#""instructions":80000000,"TLBI VMALLS12E1IS":2"#),
+            line(mark::PHASE_END, "", r#""instructions":9"#),
+            "{\"end\":true,\"segments\":6}\n".to_owned(),
         ];
+        let segments = read_segments(&text.concat()).unwrap();
 
-        let figures = BootFigures::from_counts(&read_segments(&text.concat()).unwrap());
+        let figures = BootFigures::from_counts(&segments);
 
-        let expected = "– | 31.400 | 111.400 | – | – | – | 7 | 2 | – | – | – | – | – | –";
+        let expected = "6.400 | 31.400 | 111.400 | – | – | 70 | 7 | 2 | – | – | – | – | – | –";
         assert_eq!(figures.cells().join(" | "), expected);
     }
 
