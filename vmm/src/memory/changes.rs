@@ -24,7 +24,7 @@ use vm_memory::Bytes as _;
 
 use super::{
     GuestMemory, MemoryError, PageMap, PageSet,
-    image::{CHUNK, PAGE, chunks, file_offsets, is_zero},
+    image::{CHUNK, MayContinue, PAGE, chunks, file_offsets, is_zero},
 };
 
 /// Bit of the second word of a record without bytes.
@@ -99,12 +99,17 @@ impl<'a> Changes<'a> {
     /// Writes the parts to an empty file.
     ///
     /// # Errors
-    /// The file cannot be written.
-    pub fn save(&self, file: &File) -> Result<ChangesData, MemoryError> {
-        self.write(file).map_err(|source| MemoryError::Image { operation: "written", source })
+    /// The file cannot be written, or `may_continue` returned an error.
+    pub fn save(
+        &self,
+        file: &File,
+        may_continue: MayContinue<'_>,
+    ) -> Result<ChangesData, MemoryError> {
+        self.write(file, may_continue)
+            .map_err(|source| MemoryError::Image { operation: "written", source })
     }
 
-    fn write(&self, file: &File) -> io::Result<ChangesData> {
+    fn write(&self, file: &File, may_continue: MayContinue<'_>) -> io::Result<ChangesData> {
         let mut output =
             Output { file: BufWriter::with_capacity(CHUNK, file), crc: Crc::new(), bytes: 0 };
         let mut buffer = vec![0; CHUNK];
@@ -114,6 +119,7 @@ impl<'a> Changes<'a> {
                 continue;
             }
             for (at, length) in chunks(0..part.length) {
+                may_continue()?;
                 let bytes = &mut buffer[..length];
                 let address = GuestAddress(part.address.0 + at);
                 self.memory.map().read_slice(bytes, address).map_err(io::Error::other)?;
@@ -308,7 +314,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
 
         let changes = Changes::find(&memory, &pages, &PageMap::open().unwrap()).unwrap();
-        let data = changes.save(&file).unwrap();
+        let data = changes.save(&file, &|| Ok(())).unwrap();
         let records = read(&file, data, Bytes(2 * SIZE.0)).unwrap();
 
         let record = |pages: Range<u64>, bytes| Record {

@@ -28,14 +28,19 @@ pub struct ImageData {
     pub crc: u32,
 }
 
+/// Function that is called before each chunk is written, and whose error ends the writing.
+pub type MayContinue<'a> = &'a dyn Fn() -> io::Result<()>;
+
 /// Writes the contents of all regions to an empty file.
 ///
 /// # Errors
-/// The file cannot be written, or the pages that exist cannot be determined.
+/// The file cannot be written, `may_continue` returned an error, or the pages that exist cannot be
+/// determined.
 pub fn save(
     memory: &GuestMemory,
     page_map: &PageMap,
     file: &File,
+    may_continue: MayContinue<'_>,
 ) -> Result<ImageData, MemoryError> {
     let failed = |source| MemoryError::Image { operation: "written", source };
     file.set_len(size(memory).0).map_err(failed)?;
@@ -44,6 +49,7 @@ pub fn save(
     for (start, ram) in file_offsets(memory) {
         for part in ram.data_ranges(page_map, 0..ram.size().0)? {
             for (offset, length) in chunks(part) {
+                may_continue().map_err(failed)?;
                 let bytes = &mut buffer[..length];
                 memory
                     .map()
@@ -177,7 +183,7 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{cell::Cell, sync::Arc};
 
     use granule_types::testing::skip;
 
@@ -216,7 +222,7 @@ mod tests {
             }
             let file = tempfile::tempfile().unwrap();
 
-            let written = save(&saved, &page_map(), &file).unwrap();
+            let written = save(&saved, &page_map(), &file, &|| Ok(())).unwrap();
             let read = load(&restored, &file).unwrap();
 
             assert_eq!((written.bytes, written), (Bytes(4 * PAGE as u64), read), "{backing}");
@@ -228,11 +234,32 @@ mod tests {
     }
 
     #[test]
+    fn a_writing_that_may_not_continue_ends_before_the_next_chunk() {
+        let memory = memory("anonymous").unwrap();
+        for chunk in 0..4 {
+            let at = GuestAddress(START.0 + chunk * 2 * CHUNK as u64);
+            memory.map().write_obj(1_u8, at).unwrap();
+        }
+        let file = tempfile::tempfile().unwrap();
+        let calls = Cell::new(0);
+        let may_continue = || {
+            calls.set(calls.get() + 1);
+            if calls.get() < 3 { Ok(()) } else { Err(io::Error::other("asked to end")) }
+        };
+
+        let error = save(&memory, &page_map(), &file, &may_continue).unwrap_err();
+
+        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "asked to end");
+        let data = file_data(&file, 0..8 << 20).unwrap();
+        assert!(data.last().unwrap().end <= 3 * CHUNK as u64, "{data:?}");
+    }
+
+    #[test]
     fn pages_that_do_not_exist_are_not_populated() {
         let memory = memory("anonymous").unwrap();
         memory.map().write_obj(1_u8, START).unwrap();
 
-        save(&memory, &page_map(), &tempfile::tempfile().unwrap()).unwrap();
+        save(&memory, &page_map(), &tempfile::tempfile().unwrap(), &|| Ok(())).unwrap();
 
         let resident = memory.regions()[0].resident_pages().unwrap().resident_bytes;
         assert_eq!(resident.values().sum::<u64>(), PAGE as u64);
@@ -243,7 +270,7 @@ mod tests {
         let memory = memory("anonymous").unwrap();
         memory.map().write_obj(1_u8, START).unwrap();
         let file = tempfile::tempfile().unwrap();
-        let written = save(&memory, &page_map(), &file).unwrap();
+        let written = save(&memory, &page_map(), &file, &|| Ok(())).unwrap();
 
         file.write_all_at(&[5], 0x3000).unwrap();
         let changed = load(&memory, &file).unwrap();
@@ -260,7 +287,7 @@ mod tests {
         let saved = memory("anonymous").unwrap();
         saved.map().write_obj(3_u64, GuestAddress(START.0 + 0x5000)).unwrap();
         let file = tempfile::tempfile().unwrap();
-        let written = save(&saved, &page_map(), &file).unwrap();
+        let written = save(&saved, &page_map(), &file, &|| Ok(())).unwrap();
         let host = HostPages::of_this_host().unwrap();
         let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
         let image = (Arc::new(file.try_clone().unwrap()), 0);
@@ -273,7 +300,8 @@ mod tests {
         assert_eq!(value, 3);
         assert_eq!(load(&saved, &file).unwrap(), written);
         // An image of mapped memory also has pages that were not touched.
-        let again = save(&mapped, &page_map(), &tempfile::tempfile().unwrap()).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let again = save(&mapped, &page_map(), &file, &|| Ok(())).unwrap();
         assert_eq!(again.bytes, Bytes(2 * PAGE as u64));
     }
 }

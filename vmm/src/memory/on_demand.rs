@@ -339,7 +339,7 @@ mod tests {
             saved.map().write_obj(page + 1, GuestAddress(START + page * 4096)).unwrap();
         }
         let file = tempfile::tempfile().unwrap();
-        image::save(&saved, &PageMap::open().unwrap(), &file).unwrap();
+        image::save(&saved, &PageMap::open().unwrap(), &file, &|| Ok(())).unwrap();
         Some((Arc::new(file), faults))
     }
 
@@ -459,7 +459,7 @@ mod tests {
             saved.map().write_obj(page + 1, GuestAddress(START + page * 4096)).unwrap();
         }
         let file = tempfile::tempfile().unwrap();
-        image::save(&saved, &PageMap::open().unwrap(), &file).unwrap();
+        image::save(&saved, &PageMap::open().unwrap(), &file, &|| Ok(())).unwrap();
 
         // The part is in both regions, and a file may have any ends.
         let order = [35 * 4096 + 512..38 * 4096 - 512, 86 * 4096..1 << 40];

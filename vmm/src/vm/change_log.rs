@@ -19,6 +19,7 @@ use super::{
     config::VmConfig,
     dirty_logs::DirtyLogs,
     outcome::{VmError, failed},
+    signals,
     snapshot::{ChangesState, SnapshotDirectory},
 };
 use crate::{
@@ -184,7 +185,7 @@ impl SavedMemory {
     /// The file cannot be written; it is then removed.
     pub fn write_all(memory: &GuestMemory, directory: &SnapshotDirectory) -> Result<Self, VmError> {
         let (name, file) = directory.create_memory()?;
-        let data = image::save(memory, &directory.page_map, &file)
+        let data = image::save(memory, &directory.page_map, &file, &signals::none_is_pending)
             .map_err(failed(format!("{} {name}", directory.description())))
             .inspect_err(|_| directory.discard(&name))?;
         Ok(Self {
@@ -205,7 +206,7 @@ impl SavedMemory {
     ) -> Result<Self, VmError> {
         let (name, file) = directory.create_changes()?;
         let data = changes
-            .save(&file)
+            .save(&file, &signals::none_is_pending)
             .map_err(failed(format!("{} {name}", directory.description())))
             .inspect_err(|_| directory.discard(&name))?;
         let state = ChangesState { name, bytes: data.bytes, crc: data.crc };

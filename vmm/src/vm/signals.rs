@@ -86,6 +86,30 @@ impl Signals {
     }
 }
 
+/// Checks that no termination signal waits for [`Signals::next_request`]. Long work of the main thread
+/// calls this at times, and ends early.
+///
+/// # Errors
+/// One does.
+pub fn none_is_pending() -> io::Result<()> {
+    let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the call writes a whole set.
+    if unsafe { libc::sigpending(pending.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call has written the set.
+    let pending = unsafe { pending.assume_init() };
+    let is_pending = |signal: i32| {
+        // SAFETY: the set is initialised and the number is valid.
+        let is_member = unsafe { libc::sigismember(&raw const pending, signal) };
+        signal != libc::SIGCONT && is_member == 1
+    };
+    match SIGNALS.into_iter().any(is_pending) {
+        true => Err(io::Error::other("the program is asked to end")),
+        false => Ok(()),
+    }
+}
+
 /// Waits for a signal. Returns `false` when `stop` is signalled.
 fn wait_for_signal(signals: &Signals, stop: &EventFd) -> bool {
     let mut fds = [
@@ -178,11 +202,14 @@ mod tests {
     fn a_blocked_signal_is_read_unless_it_is_ignored_at_the_start() {
         if std::env::var_os(CHILD_VARIABLE).is_some() {
             let signals = Signals::block().unwrap();
+            none_is_pending().unwrap();
             println!("\nready");
             let stop = EventFd::new(libc::EFD_NONBLOCK).unwrap();
             assert!(wait_for_signal(&signals, &stop));
+            none_is_pending().unwrap_err();
             println!("\nreceived {:?}", signals.next_request().unwrap());
             assert_eq!(signals.next_request(), None);
+            none_is_pending().unwrap();
             // A pending signal would end the process if `release` did not discard it.
             // SAFETY: the signal is blocked in this thread.
             assert_eq!(unsafe { libc::raise(libc::SIGTERM) }, 0);

@@ -47,7 +47,7 @@ use crate::{
         builder::allocate_memory,
         config::{MemoryZone, VmConfig},
         console_io::{self, ConsoleChannels},
-        signals::Signals,
+        signals::{self, Signals},
         snapshot::{SnapshotDirectory, testing::small_state},
         stats::{HostCounters, StatsReader},
     },
@@ -192,9 +192,9 @@ fn save_and_restore(
         let memory = allocate_memory(&[zone(backing)], None).unwrap();
         memory.map().write_obj(7_u64, MEMORY_START).unwrap();
         let (name, file) = directory.create_memory().unwrap();
-        image::save(&memory, &directory.page_map, &file).unwrap();
+        image::save(&memory, &directory.page_map, &file, &signals::none_is_pending).unwrap();
         directory.commit(&file, &small_state(name)).unwrap();
-        image::save(&memory, &directory.page_map, base).unwrap();
+        image::save(&memory, &directory.page_map, base, &signals::none_is_pending).unwrap();
     }
     let image = save_changes(directory, base, changes, zone(Backing::Anonymous));
     let copied = allocate_memory(&[zone(Backing::Shmem)], None).unwrap();
@@ -229,8 +229,8 @@ fn save_changes(
     pages.add(&[0b11]);
     let changes = Changes::find(&memory, &[pages], &directory.page_map).unwrap();
     let (_, new_file) = directory.create_changes().unwrap();
-    changes.save(&new_file).unwrap();
-    let data = changes.save(file).unwrap();
+    changes.save(&new_file, &signals::none_is_pending).unwrap();
+    let data = changes.save(file, &signals::none_is_pending).unwrap();
     let mut image = LayeredImage::from(Arc::clone(base));
     image.add(Arc::clone(file), data, image::size(&memory)).unwrap();
     image
