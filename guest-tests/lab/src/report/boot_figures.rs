@@ -66,6 +66,29 @@ impl BootStatistics {
         }
         Ok(())
     }
+
+    /// Checks that each lookup of the host's page, which the plugin counted, has a stall.
+    fn check_lookups(&self, lookups: Option<u64>) -> Result<(), String> {
+        let stalls = self.phases.iter().flat_map(|phase| &phase.stalls);
+        let mut of_faults = stalls.filter_map(|(name, count)| {
+            name.strip_suffix(".count").filter(|name| name.contains('.')).map(|_| count)
+        });
+        let (Some(lookups), Some(first)) = (lookups, of_faults.next()) else { return Ok(()) };
+        let stalls = first + of_faults.sum::<u64>();
+        match stalls == lookups {
+            true => Ok(()),
+            false => Err(format!("measured {stalls} stalls of {lookups} lookups of a page")),
+        }
+    }
+}
+
+/// Returns how often the host looked up a page for a stage-2 fault, if that is once for each. Series omit
+/// lookups, or look up pages without a fault.
+fn lookups_of_plain_kernel(outcome: &JobOutcome) -> Option<u64> {
+    let series = outcome.report.host.as_ref()?.series.as_ref()?;
+    let lookups = count(&outcome.segments, |name| name == "page_lookups");
+    // A kernel without a `System.map` has no count.
+    (series.is_empty() && lookups > 0).then_some(lookups)
 }
 
 /// Value that the guest writes to the boot timer when its login prompt is ready.
@@ -127,7 +150,10 @@ impl BootFigures {
         if statistics.outcome != "off" {
             return Err(failed("ended before the guest powered off"));
         }
-        statistics.check_stalls().map_err(|reason| failed(&reason))?;
+        statistics
+            .check_stalls()
+            .and_then(|()| statistics.check_lookups(lookups_of_plain_kernel(outcome)))
+            .map_err(|reason| failed(&reason))?;
         Self::from_statistics(&statistics, &outcome.segments)
             .ok_or_else(|| failed("wrote no statistics of a boot"))
     }
@@ -258,6 +284,27 @@ pub mod tests {
         assert_eq!(read(r#","lock-wait.count":3"#), Ok(()));
         let error = read(r#","permission.level3.count":3"#).unwrap_err();
         assert_eq!(error, "measured 6 stalls of 7 faults permission.level3");
+    }
+
+    #[test]
+    fn each_lookup_of_a_page_needs_a_stall_if_stalls_are_measured() {
+        let check = |stalls: &str, lookups| {
+            let phase = |name: &str| {
+                format!(
+                    r#"{{"name":"{name}","ns":1,"stalls":{{"mmio.count":9,"lost":0{stalls}}}}}"#
+                )
+            };
+            let text =
+                format!(r#"{{"ended":"off","phases":[{},{}]}}"#, phase("boot"), phase("run"));
+            serde_json::from_str::<BootStatistics>(&text).unwrap().check_lookups(lookups)
+        };
+        let stalls = r#","permission.level3.count":3,"translation.level3.count":4"#;
+
+        assert_eq!(check("", Some(5)), Ok(()));
+        assert_eq!(check(stalls, None), Ok(()));
+        assert_eq!(check(stalls, Some(14)), Ok(()));
+        let error = check(stalls, Some(13)).unwrap_err();
+        assert_eq!(error, "measured 14 stalls of 13 lookups of a page");
     }
 
     /// Returns the figures of a boot with `faults` read faults.
