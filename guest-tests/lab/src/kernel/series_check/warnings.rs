@@ -111,9 +111,11 @@ fn compiled_object(line: &str) -> Option<(Tool, &str)> {
     is_path.then_some((tool, path))
 }
 
-/// Removes the extension of an object or source, and `.nvhe` of objects for EL2.
+/// Removes the extension of an object, source or assembler file (`asm-offsets.s`, which each build makes
+/// first), and `.nvhe` of objects for EL2.
 fn object_name(path: &str) -> &str {
-    let name = path.strip_suffix(".o").or_else(|| path.strip_suffix(".c")).unwrap_or(path);
+    let extensions = [".o", ".c", ".s"].iter();
+    let name = extensions.filter_map(|end| path.strip_suffix(end)).next().unwrap_or(path);
     name.strip_suffix(".nvhe").unwrap_or(name)
 }
 
@@ -160,6 +162,19 @@ mod tests {
         let tools: Vec<Tool> = mmu.iter().map(|message| message.tool).collect();
         assert_eq!(tools, [Tool::Compiler, Tool::Sparse, Tool::Compiler]);
         assert!(warnings.0["arch/arm64/kvm/hyp/nvhe/../pgtable"].is_empty());
+    }
+
+    #[test]
+    fn an_assembler_file_has_the_name_of_its_source() {
+        let log =
+            "  CC      arch/arm64/kernel/asm-offsets.s\n/src/include/a.h:1:5: warning: unused\n";
+
+        let warnings = Warnings::of_log(log, "/src");
+
+        let kept = warnings.of_targets(&["arch/arm64/kernel/".to_owned()].into(), |object| {
+            object == "arch/arm64/kernel/asm-offsets"
+        });
+        assert_eq!(kept, warnings);
     }
 
     #[test]
