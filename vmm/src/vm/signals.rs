@@ -90,14 +90,14 @@ impl Signals {
 /// calls this at times, and ends early.
 ///
 /// # Errors
-/// One does.
+/// A termination signal is pending, or the set cannot be read.
 pub fn none_is_pending() -> io::Result<()> {
-    let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the call writes a whole set.
+    let mut pending = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the call writes at most a set; the kernel's is shorter than that of the C library.
     if unsafe { libc::sigpending(pending.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call has written the set.
+    // SAFETY: the set was zero, and the call has written the part that has signals.
     let pending = unsafe { pending.assume_init() };
     let is_pending = |signal: i32| {
         // SAFETY: the set is initialised and the number is valid.
@@ -105,7 +105,7 @@ pub fn none_is_pending() -> io::Result<()> {
         signal != libc::SIGCONT && is_member == 1
     };
     match SIGNALS.into_iter().any(is_pending) {
-        true => Err(io::Error::other("the program is asked to end")),
+        true => Err(io::Error::other("a termination signal is pending")),
         false => Ok(()),
     }
 }
