@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-// Runs the program `vmm` of this program's directory with the same arguments, and prints its most resident
+// Runs the program `vmm` of this program's directory with the same arguments, and prints its peak resident
 // memory, without hugetlb pages, and its page faults (docs/boot-cost.md). The emulated host's PID 1 cannot
 // report them: the kernel counts its own memory for a program that it starts.
 

@@ -13,7 +13,7 @@
 
 #define WRITTEN_BYTES (128UL << 20)
 
-// Writes a word of each page, on one vCPU.
+// Writes a byte of each page, on one vCPU.
 static void write_part(int cpu, unsigned long bytes)
 {
 	unsigned long at, page = (unsigned long)sysconf(_SC_PAGESIZE);

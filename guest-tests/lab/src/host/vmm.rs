@@ -32,13 +32,17 @@ impl Vmm {
             return Err("the program is missing".to_owned());
         };
         let own_file = format!("{}/", program::DIRECTORY);
+        let count = |name: &str| arguments.iter().filter(|text| text.contains(name)).count();
+        // Each of the two may be a file of the directory instead.
+        let mut own_files = count(&own_file);
         for name in ["{kernel}", "{initrd}"] {
-            if !arguments.iter().any(|text| text.contains(name) || text.contains(&own_file)) {
+            if count(name) == 0 && own_files == 0 {
                 return Err(format!(
                     "no argument contains {name}, the path of a file of the guest, nor the path of \
                      one of the program's directory ({own_file}FILE)"
                 ));
             }
+            own_files -= usize::from(count(name) == 0);
         }
         let program = Program::open(path.as_ref()).map_err(|error| with_causes(&error))?;
         Ok(Self { program, arguments: arguments.to_vec() })

@@ -71,7 +71,7 @@ fn guest_boot(host: Host<'_>, backing: Backing, memory: Bytes, rodata: Rodata) -
 /// address, the start of a user's VMM by the address of the host's `KVM_RUN`.
 ///
 /// # Errors
-/// The kernel has no `System.map`, or lacks a function.
+/// The kernel has no `System.map`, or lacks a function, except for a user's VMM.
 pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, CommandError> {
     if job.vmm.is_some() {
         // A kernel without a `System.map` leaves the column empty.

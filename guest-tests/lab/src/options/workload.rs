@@ -145,7 +145,7 @@ pub struct GuestMatrix {
     pub(crate) load: Load,
     /// Boot the guests with this VMM in place of `granule run`: a static arm64 program, or a directory
     /// with a program `run` and its data, and its arguments, in which {kernel}, {initrd}, {vcpus} and
-    /// {mebibytes} are replaced. It selects the backing itself: -s reserves the pages [default: base
+    /// {mebibytes} are replaced; /workload/FILE is a file of the directory. It selects the backing itself: -s reserves the pages [default: base
     /// pages]
     #[arg(long, value_name = "COMMAND", value_parser = Vmm::parse,
           conflicts_with_all = ["distribution", "run_arg"])]
