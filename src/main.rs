@@ -35,7 +35,6 @@ use std::{
 use clap::{Parser, Subcommand};
 
 /// The C library of static programs maps each small slab of its heap on its own, and unmaps it again.
-/// The definition of the command line alone caused sixty such calls.
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Values of options that `granule run` and `granule bench` have in common.
+//! Values of options that several subcommands have.
 
 use clap::ValueEnum;
 use granule_vmm::kvm::memslot::DirtyMode;
