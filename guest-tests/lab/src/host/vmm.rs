@@ -33,16 +33,13 @@ impl Vmm {
         };
         let own_file = format!("{}/", program::DIRECTORY);
         let count = |name: &str| arguments.iter().filter(|text| text.contains(name)).count();
+        let mut missing = ["{kernel}", "{initrd}"].into_iter().filter(|name| count(name) == 0);
         // Each of the two may be a file of the directory instead.
-        let mut own_files = count(&own_file);
-        for name in ["{kernel}", "{initrd}"] {
-            if count(name) == 0 && own_files == 0 {
-                return Err(format!(
-                    "no argument contains {name}, the path of a file of the guest, nor the path of \
-                     one of the program's directory ({own_file}FILE)"
-                ));
-            }
-            own_files -= usize::from(count(name) == 0);
+        if let Some(name) = missing.nth(count(&own_file)) {
+            return Err(format!(
+                "no argument contains {name}, the path of a file of the guest, nor the path of one \
+                 of the program's directory ({own_file}FILE)"
+            ));
         }
         let program = Program::open(path.as_ref()).map_err(|error| with_causes(&error))?;
         Ok(Self { program, arguments: arguments.to_vec() })

@@ -49,37 +49,41 @@ struct BootPhaseStatistics {
 }
 
 impl BootStatistics {
+    /// Returns the number of stalls in faults, by the type and level of the fault; empty if no stalls were
+    /// measured.
+    fn fault_stalls(&self) -> BTreeMap<&str, u64> {
+        let mut sums = BTreeMap::new();
+        for (name, count) in self.phases.iter().flat_map(|phase| &phase.stalls) {
+            // Names of other stalls have no level.
+            if let Some(name) = name.strip_suffix(".count").filter(|name| name.contains('.')) {
+                *sums.entry(name).or_default() += count;
+            }
+        }
+        sums
+    }
+
     /// Checks that each fault that the host's kernel counted has a stall, if stalls were measured.
     fn check_stalls(&self) -> Result<(), String> {
-        let sum = |counts: fn(&BootPhaseStatistics) -> &BTreeMap<String, u64>, name: &str| {
-            self.phases.iter().filter_map(|phase| counts(phase).get(name)).sum::<u64>()
-        };
-        let last = self.phases.last().into_iter();
-        let measured = last.flat_map(|phase| phase.stalls.keys());
-        for name in measured.filter_map(|name| name.strip_suffix(".count")) {
-            let (faults, stalls) =
-                (sum(|p| &p.faults, name), sum(|p| &p.stalls, &format!("{name}.count")));
-            // Those of faults have names of a type and a level.
-            if name.contains('.') && faults != stalls {
+        for (name, stalls) in self.fault_stalls() {
+            let faults: u64 = self.phases.iter().filter_map(|phase| phase.faults.get(name)).sum();
+            if faults != stalls {
                 return Err(format!("measured {stalls} stalls of {faults} faults {name}"));
             }
         }
         Ok(())
     }
 
-    /// Checks that each lookup of the host's page, which the plugin counted, has a stall. The last fault of
-    /// a vCPU may have none, and one of the access flag has no lookup.
+    /// Checks that each lookup of the host's page, which the plugin counted, has a stall, if stalls were
+    /// measured. The last fault of a vCPU may have none, and one of the access flag has no lookup.
     fn check_lookups(&self, lookups: Option<u64>, vcpus: u32) -> Result<(), String> {
-        let stalls = self.phases.iter().flat_map(|phase| &phase.stalls);
-        let mut of_faults = stalls.filter_map(|(name, count)| {
-            let name = name.strip_suffix(".count").filter(|name| name.contains('.'))?;
-            (!name.starts_with("access-flag")).then_some(count)
-        });
-        let (Some(lookups), Some(first)) = (lookups, of_faults.next()) else { return Ok(()) };
-        let stalls = first + of_faults.sum::<u64>();
-        match stalls + u64::from(vcpus) < lookups {
-            true => Err(format!("measured {stalls} stalls of {lookups} lookups of a page")),
-            false => Ok(()),
+        let stalls = self.fault_stalls();
+        let with_lookup = stalls.iter().filter(|(name, _)| !name.starts_with("access-flag"));
+        let sum: u64 = with_lookup.map(|(_, count)| count).sum();
+        match lookups {
+            Some(lookups) if !stalls.is_empty() && sum + u64::from(vcpus) < lookups => {
+                Err(format!("measured {sum} stalls of {lookups} lookups of a page"))
+            }
+            _ => Ok(()),
         }
     }
 }
