@@ -13,6 +13,7 @@ use core::fmt;
 use super::{
     cache_model::{AddressSet, CacheModel},
     event::{Action, Cause, Event, Setup},
+    leaf_count::{LeafCount, LiveLeaves},
     rule::Rule,
     stale_entry::Effect,
     table_model::TableModel,
@@ -101,6 +102,7 @@ pub struct Checker {
     pub(super) marked_ranges: AddressSet<Ipa>,
     /// Ranges that the guest can write and that are not marked dirty.
     pub(super) writable_unmarked_ranges: AddressSet<Ipa>,
+    pub(super) live_leaves: LiveLeaves,
     /// The number of mmu_notifier invalidations.
     pub(super) invalidation_sequence: u64,
     pub(super) event_index: u64,
@@ -124,6 +126,7 @@ impl Checker {
             tlbs: TlbModel::new(cpus),
             caches: CacheModel::new(cpus),
             cpus: vec![CpuModel::default(); cpus],
+            live_leaves: LiveLeaves::new(setup.geometry.granule()),
             setup,
             memslots: BTreeMap::new(),
             logged_ranges: AddressSet::default(),
@@ -153,6 +156,11 @@ impl Checker {
     /// Returns the number of events checked.
     pub const fn event_count(&self) -> u64 {
         self.event_index
+    }
+
+    /// Returns the largest number of leaves that were live at once, and of the TLB entries for them.
+    pub const fn most_leaves(&self) -> LeafCount {
+        self.live_leaves.most()
     }
 
     /// Returns the effect of the last event: an event without effect may be omitted, and an event

@@ -18,6 +18,7 @@ mod checker;
 mod entry;
 mod event;
 mod held_entries;
+mod leaf_count;
 pub mod machine;
 mod operation_hooks;
 #[cfg(feature = "std")]
@@ -52,6 +53,7 @@ mod rules {
 
 pub use checker::{Checker, Violation};
 pub use event::{Action, Cause, Event, MAX_CPUS, Setup, StoreKind};
+pub use leaf_count::LeafCount;
 pub use operation_hooks::{Call, Hook, HookedOperations, Reply};
 #[cfg(feature = "std")]
 pub use recorder::{RecordHook, Recorder, Sink};

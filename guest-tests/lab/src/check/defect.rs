@@ -38,6 +38,12 @@ pub struct Summary {
     pub host_tables: u64,
     /// Tables of nested guests, which are not checked.
     pub nested_tables: u64,
+    /// The most leaves that a guest has had at once.
+    #[serde(default)]
+    pub most_leaves: u64,
+    /// TLB entries that these leaves need: one for a contiguous run.
+    #[serde(default)]
+    pub tlb_entries: u64,
     /// Stores to tables.
     pub stores: u64,
     /// Stores to the kernel's own tables.
@@ -221,6 +227,8 @@ impl Checked {
                 unsupported_guests: totals.unsupported,
                 host_tables: totals.host,
                 nested_tables: totals.shadows,
+                most_leaves: totals.most_leaves.leaves,
+                tlb_entries: totals.most_leaves.tlb_entries,
                 stores: totals.stores,
                 kernel_stores: totals.kernel_stores,
                 unapplied: setup.unapplied.clone(),
@@ -320,6 +328,8 @@ pub mod tests {
             unsupported_guests: 0,
             host_tables: 0,
             nested_tables: 0,
+            most_leaves: 48,
+            tlb_entries: 18,
             stores: 10,
             kernel_stores: 0,
             unapplied: Vec::new(),

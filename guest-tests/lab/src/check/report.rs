@@ -170,6 +170,12 @@ impl Report {
                     pluralize(summary.guests, "guest"),
                     pluralize(summary.stores, "store")
                 );
+                if summary.most_leaves > 0 {
+                    line += &format!(
+                        "; at most {} leaves at once, for {} TLB entries",
+                        summary.most_leaves, summary.tlb_entries
+                    );
+                }
                 for (count, what) in [
                     (summary.unsupported_guests, "guests with an unsupported geometry not checked"),
                     (summary.host_tables, "stage-2 tables of the host not checked"),
@@ -233,6 +239,8 @@ impl Report {
                 "unsupported_guests": summary.map(|summary| summary.unsupported_guests),
                 "host_tables": summary.map(|summary| summary.host_tables),
                 "nested_tables": summary.map(|summary| summary.nested_tables),
+                "most_leaves": summary.map(|summary| summary.most_leaves),
+                "tlb_entries": summary.map(|summary| summary.tlb_entries),
                 "stores": summary.map(|summary| summary.stores),
                 "kernel_stores": summary.map(|summary| summary.kernel_stores),
                 "missing": summary.map(|summary| &summary.missing),
@@ -366,7 +374,8 @@ pub mod tests {
             "    leaf+0x94 arch/arm64/kvm/mmu.c:512\n",
             "    41 CPU 1: DSB ISHST\n",
             "not found in base: hva_to_pfn\n",
-            "base anonymous: 1000 events of 1 guest, 10 stores to tables\n",
+            "base anonymous: 1000 events of 1 guest, 10 stores to tables; \
+             at most 48 leaves at once, for 18 TLB entries\n",
             "not applied to base, because memslots are hidden: outside-slot\n",
             "\n2 findings\n",
         ] {

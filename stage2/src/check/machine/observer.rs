@@ -21,7 +21,10 @@ use super::{
 };
 use crate::{
     address::{EntryAddress, PhysAddr},
-    check::{Action, Cause, Rule, StoreKind, cache_model::AddressSet, tlbi_operand::without_nxs},
+    check::{
+        Action, Cause, LeafCount, Rule, StoreKind, cache_model::AddressSet,
+        tlbi_operand::without_nxs,
+    },
     descriptor::Descriptor,
     engine::Features,
     operations::Dsb,
@@ -59,6 +62,8 @@ pub struct Totals {
     pub host: u64,
     /// Stage-2 tables under the lock of another one, as for nested guests, whose findings are dropped.
     pub shadows: u64,
+    /// The most leaves that a guest has had at once, and the TLB entries for them.
+    pub most_leaves: LeafCount,
     /// Stores to linked tables.
     pub stores: u64,
     /// Linked tables whose contents are not in the trace.
@@ -133,7 +138,9 @@ impl Observer {
 
     /// Returns what has been seen.
     pub fn totals(&self) -> Totals {
+        let of_guests = self.guests.values().map(|guest| guest.checker.most_leaves());
         Totals {
+            most_leaves: of_guests.fold(self.totals.most_leaves, LeafCount::larger),
             host: self.host_roots.len() as u64,
             unbalanced_calls: self.calls.unbalanced(),
             kernel_stores: self.kernel.stores,

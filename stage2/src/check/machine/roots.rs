@@ -109,7 +109,12 @@ impl Observer {
         self.host_roots.remove(&root);
         self.unsupported_roots.remove(&root);
         let Some(number) = self.by_root.remove(&root) else { return };
-        let lock = self.guests.remove(&number).and_then(|guest| guest.lock);
+        let guest = self.guests.remove(&number);
+        if let Some(guest) = &guest {
+            let most = guest.checker.most_leaves();
+            self.totals.most_leaves = self.totals.most_leaves.larger(most);
+        }
+        let lock = guest.and_then(|guest| guest.lock);
         if let Some(word) = lock.filter(|word| !self.has_lock(*word)) {
             self.locks.remove(&word);
             self.calls.forget_memory(word);

@@ -54,7 +54,10 @@ impl Checker {
         }
         match new.kind(position.level) {
             EntryKind::Table(child) => self.link(cpu, position, child, kind),
-            EntryKind::Leaf(_) => self.check_leaf(position, new, false),
+            EntryKind::Leaf(_) => {
+                self.live_leaves.add(position.level, new);
+                self.check_leaf(position, new, false);
+            }
             _ => {}
         }
     }

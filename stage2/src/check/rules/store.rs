@@ -130,6 +130,8 @@ impl Checker {
     }
 
     fn change_in_place(&mut self, position: &EntryPosition, old: Descriptor, new: Descriptor) {
+        self.live_leaves.remove(position.level, old);
+        self.live_leaves.add(position.level, new);
         let (a, b) = (old.attributes(), new.attributes());
         let restricts = permits_more(a, b) || (new.has_nt() && !old.has_nt());
         let relaxes = permits_more(b, a);
@@ -195,6 +197,7 @@ impl Checker {
         }
         match old.kind(position.level) {
             EntryKind::Leaf(phys) => {
+                self.live_leaves.remove(position.level, old);
                 self.tables.broken_leaves.insert(position.entry, old);
                 let size = self.setup.geometry.span(position.level);
                 self.caches.unmap(phys, size);
@@ -208,6 +211,7 @@ impl Checker {
     fn unlink(&mut self, child: TableAddress) {
         let subtree = self.tables.subtree(child);
         for (position, leaf) in subtree.leaves {
+            self.live_leaves.remove(position.level, leaf);
             let size = self.setup.geometry.span(position.level);
             self.add_stale(&position, leaf, EntryChange::Removed, true);
             self.caches.unmap(leaf.address(), size);
