@@ -158,7 +158,7 @@ impl Checker {
         self.event_index
     }
 
-    /// Returns the largest number of leaves that were live at once, and of the TLB entries for them.
+    /// Returns the largest numbers of live leaves, and of TLB entries that contiguous runs saved.
     pub const fn most_leaves(&self) -> LeafCount {
         self.live_leaves.most()
     }

@@ -41,9 +41,9 @@ pub struct Summary {
     /// The most leaves that a guest has had at once.
     #[serde(default)]
     pub most_leaves: u64,
-    /// TLB entries that these leaves need: one for a contiguous run.
+    /// The most TLB entries that contiguous runs saved at once.
     #[serde(default)]
-    pub tlb_entries: u64,
+    pub saved_tlb_entries: u64,
     /// Stores to tables.
     pub stores: u64,
     /// Stores to the kernel's own tables.
@@ -228,7 +228,7 @@ impl Checked {
                 host_tables: totals.host,
                 nested_tables: totals.shadows,
                 most_leaves: totals.most_leaves.leaves,
-                tlb_entries: totals.most_leaves.tlb_entries,
+                saved_tlb_entries: totals.most_leaves.saved,
                 stores: totals.stores,
                 kernel_stores: totals.kernel_stores,
                 unapplied: setup.unapplied.clone(),
@@ -329,7 +329,7 @@ pub mod tests {
             host_tables: 0,
             nested_tables: 0,
             most_leaves: 48,
-            tlb_entries: 18,
+            saved_tlb_entries: 30,
             stores: 10,
             kernel_stores: 0,
             unapplied: Vec::new(),

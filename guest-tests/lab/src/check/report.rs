@@ -170,11 +170,13 @@ impl Report {
                     pluralize(summary.guests, "guest"),
                     pluralize(summary.stores, "store")
                 );
-                if summary.most_leaves > 0 {
-                    line += &format!(
-                        "; at most {} leaves at once, for {} TLB entries",
-                        summary.most_leaves, summary.tlb_entries
-                    );
+                for (count, what) in [
+                    (summary.most_leaves, "leaves at once"),
+                    (summary.saved_tlb_entries, "TLB entries saved by contiguous runs"),
+                ] {
+                    if count > 0 {
+                        line += &format!("; at most {count} {what}");
+                    }
                 }
                 for (count, what) in [
                     (summary.unsupported_guests, "guests with an unsupported geometry not checked"),
@@ -240,7 +242,7 @@ impl Report {
                 "host_tables": summary.map(|summary| summary.host_tables),
                 "nested_tables": summary.map(|summary| summary.nested_tables),
                 "most_leaves": summary.map(|summary| summary.most_leaves),
-                "tlb_entries": summary.map(|summary| summary.tlb_entries),
+                "saved_tlb_entries": summary.map(|summary| summary.saved_tlb_entries),
                 "stores": summary.map(|summary| summary.stores),
                 "kernel_stores": summary.map(|summary| summary.kernel_stores),
                 "missing": summary.map(|summary| &summary.missing),
@@ -375,7 +377,7 @@ pub mod tests {
             "    41 CPU 1: DSB ISHST\n",
             "not found in base: hva_to_pfn\n",
             "base anonymous: 1000 events of 1 guest, 10 stores to tables; \
-             at most 48 leaves at once, for 18 TLB entries\n",
+             at most 48 leaves at once; at most 30 TLB entries saved by contiguous runs\n",
             "not applied to base, because memslots are hidden: outside-slot\n",
             "\n2 findings\n",
         ] {

@@ -62,7 +62,7 @@ pub struct Totals {
     pub host: u64,
     /// Stage-2 tables under the lock of another one, as for nested guests, whose findings are dropped.
     pub shadows: u64,
-    /// The most leaves that a guest has had at once, and the TLB entries for them.
+    /// The largest numbers of live leaves of a guest, and of TLB entries that its runs saved.
     pub most_leaves: LeafCount,
     /// Stores to linked tables.
     pub stores: u64,
