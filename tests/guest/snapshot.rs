@@ -7,7 +7,7 @@ use super::host::EmulatedHost;
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `start OPTIONS` and
 /// `restore VALUE` run the guest, with the options of `--snapshot` in `$snapshot` and variables of its
 /// init in `$environment`; `save` takes a snapshot between two of its rounds and stops it; `increments`
-/// takes snapshots while it runs. In each round the guest changes memory and has its disk fill pages of
+/// takes snapshots while it runs; `alter SED` edits the saved state, with its checksum. In each round the guest changes memory and has its disk fill pages of
 /// the page cache.
 const SHELL_FUNCTIONS: &str = r#"
 prepare() {
@@ -62,6 +62,13 @@ stop() {
     request 'POST /v1/stop' >/dev/null
     wait $pid; echo "status=$?"
     grep -a 'has ended\|differs\|granule:' /tmp/out | tail -n 4
+}
+alter() {
+    sed -n 2p /tmp/run/saved/state.jsonl | sed "$1" | tr -d '\n' >/tmp/state
+    crc=$(gzip -c /tmp/state | tail -c 8 | od -A n -N 4 -t x4 | tr -d ' ')
+    printf '{"format":"granule.snapshot/1","bytes":%d,"crc32":"%s"}\n%s\n' \
+        $(stat -c %s /tmp/state) $crc "$(cat /tmp/state)" >/tmp/altered
+    cat /tmp/altered >/tmp/run/saved/state.jsonl
 }
 save() {
     request 'POST /v1/pause' >/dev/null
@@ -217,6 +224,22 @@ fn what_does_not_fit_is_refused_and_the_snapshot_stays() {
     let output = host.run("save");
     assert!(output.contains("data_bytes"), "{output}");
 
+    // States of hosts with other pages, another CPU and another GIC; the last edit changes nothing.
+    for (edit, expected) in [
+        ("s/\"page_size\":4096/\"page_size\":65536/", "host with pages of 64K"),
+        ("s/\\(13c030\":\"\\)[0-9a-f]*/\\1efcdab8967452301/", "0x123456789abcdef"),
+        ("s/\"interrupts\":[0-9]*/\"interrupts\":992/", "interrupts 992 in the snapshot"),
+        ("", "has ended"),
+    ] {
+        let output = host.run(&format!(
+            "cp /tmp/run/saved/state.jsonl /tmp/kept; alter '{edit}'; \
+             restore; rounds 1; request 'POST /v1/stop' >/dev/null 2>&1; wait $pid; \
+             echo status=$?; cat /tmp/out; cat /tmp/kept >/tmp/run/saved/state.jsonl"
+        ));
+        let status = if edit.is_empty() { "status=0" } else { "status=2" };
+        assert!(output.contains(status), "{edit}: {output}");
+        assert!(output.contains(expected), "{edit}: {output}");
+    }
     for (damage, expected) in [
         ("truncate -s 8M /tmp/disk", "another size"),
         (

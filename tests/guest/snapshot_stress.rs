@@ -3,8 +3,8 @@
 //!
 //! The first test restores each snapshot paused, saves it again, and compares the memory of both, on
 //! each backing and in each mode. `GRANULE_SNAPSHOTS` sets the number of snapshots for each of these.
-//! The second test kills the process while it saves; `GRANULE_KILLS` sets how often. `GRANULE_SEED`
-//! repeats the moments of a run, which prints its seed.
+//! The second test ends the process while it saves, by SIGKILL and SIGTERM in turn; `GRANULE_KILLS`
+//! sets how often. `GRANULE_SEED` repeats the moments of a run, which prints its seed.
 //!
 //! A guest that is restored finds what its round has written to the disk, although the saved guest has
 //! gone on: it writes to the same place 16 rounds later, and is stopped before.
@@ -19,7 +19,7 @@ use super::host::{EmulatedHost, parse_number};
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `start OPTIONS` runs the
 /// guest, which saves to `$to`, and `restore VALUE` the guest of `$to`, which saves to the other
 /// directory. `rounds N` waits for N more rounds; `finish` stops the guest and prints what it has
-/// found; `kill_while_saving SECONDS` kills it.
+/// found; `end_while_saving SIGNAL SECONDS` sends it a signal.
 const SHELL_FUNCTIONS: &str = r#"
 prepare() {
     install_programs /bin/busybox
@@ -70,12 +70,12 @@ finish() {
 }
 compare() { cmp $from/memory-* $to/memory-* && echo "memory is identical"; true; }
 memory_name() { grep -ao '"memory":"memory-[0-9]*"' $to/state.jsonl | tr -dc 0-9; }
-kill_while_saving() {
+end_while_saving() {
     before=$(memory_name)
     request 'POST /v1/snapshot' >/tmp/answer 2>&1 &
     client=$!
-    sleep $1
-    kill -9 $pid; wait $pid 2>/dev/null; echo "status=$?"
+    sleep $2
+    kill -$1 $pid; wait $pid 2>/dev/null; echo "status=$?"
     wait $client 2>/dev/null
     echo "rounds=$(count)= answered=$(grep -c data_bytes /tmp/answer)="
     echo "before=$before= after=$(memory_name)= files=$(ls $to | grep -c memory-)="
@@ -166,7 +166,7 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
 
 #[test]
 #[ignore = "boots an emulated host and many guests: minutes"]
-fn a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot() {
+fn a_process_that_ends_while_it_saves_leaves_a_whole_snapshot() {
     let kills = number_in("GRANULE_KILLS", 20);
     let mut delays = Delays::new();
     let mut host = EmulatedHost::boot();
@@ -178,16 +178,18 @@ fn a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot() {
          echo \"duration=$(($(date +%s%3N) - begun))=\"; finish",
     );
     let duration = parse_number(&output, "duration");
-    let (mut earlier, mut later) = (0, 0);
+    // Counts of earlier and new snapshots that are left, by signal.
+    let mut left = [("KILL", 137, [0, 0]), ("TERM", 0, [0, 0])];
 
     for kill in 0..kills {
+        let (signal, status, counts) = &mut left[usize::from(kill % 2 == 1)];
         let delay = delays.below(duration + duration / 4);
-        let context = format!("kill {kill} after {delay} of {duration} ms");
-        let killed = host.run(&format!("restore; rounds 1; kill_while_saving {delay}"));
+        let context = format!("{signal} {kill} after {delay} of {duration} ms");
+        let killed = host.run(&format!("restore; rounds 1; end_while_saving {signal} {delay}"));
         // The next save works, and removes what the kill has left.
         let restored = host.run("restore; rounds 1; request_snapshot; rounds 1; finish; ls $to");
 
-        assert_eq!(parse_number(&killed, "status"), 137, "{context}: {killed}");
+        assert_eq!(parse_number(&killed, "status"), *status, "{context}: {killed}");
         assert!((1..12).contains(&parse_number(&killed, "rounds")), "{context}: {killed}");
         assert!(!killed.contains("differs"), "{context}: {killed}");
         assert_sound(&restored, &format!("{context}: {killed}"));
@@ -196,12 +198,7 @@ fn a_process_that_is_killed_while_it_saves_leaves_a_whole_snapshot() {
         let [before, after] = ["before", "after"].map(|name| parse_number(&killed, name));
         // An answer says that the new snapshot is the one of the directory.
         assert!(after > before || parse_number(&killed, "answered") == 0, "{context}: {killed}");
-        match after == before {
-            true => earlier += 1,
-            false => later += 1,
-        }
+        counts[usize::from(after != before)] += 1;
     }
-    println!(
-        "{kills} kills within {duration} ms: {earlier} left the earlier snapshot, {later} the new"
-    );
+    println!("{kills} signals within {duration} ms; earlier and new snapshots left: {left:?}");
 }
