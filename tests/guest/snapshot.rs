@@ -5,10 +5,10 @@
 use super::host::EmulatedHost;
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `start OPTIONS` and
-/// `restore VALUE` run the guest, with the options of `--snapshot` in `$snapshot` and variables of its
-/// init in `$environment`; `save` takes a snapshot between two of its rounds and stops it; `increments`
-/// takes snapshots while it runs; `alter SED` edits the saved state, with its checksum. In each round the guest changes memory and has its disk fill pages of
-/// the page cache.
+/// `restore VALUE` run the guest, with the options of `--snapshot` in `$snapshot` and variables of
+/// its init in `$environment`; `save` takes a snapshot between two of its rounds and stops it;
+/// `increments` takes snapshots while it runs; `alter SED` edits the saved state, with its checksum.
+/// In each round the guest changes memory and has its disk fill pages of the page cache.
 const SHELL_FUNCTIONS: &str = r#"
 prepare() {
     install_programs /bin/busybox

@@ -12,7 +12,7 @@ use crate::{
 /// Parts of a TLB entry, a multiple of the length of each run.
 const PARTS: u64 = 128;
 
-/// Largest numbers of a run.
+/// Largest numbers that a guest has had.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LeafCount {
     /// Valid leaves of linked tables at once.
