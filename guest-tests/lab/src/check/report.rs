@@ -170,22 +170,20 @@ impl Report {
                     pluralize(summary.guests, "guest"),
                     pluralize(summary.stores, "store")
                 );
-                for (count, what) in [
-                    (summary.most_leaves, "leaves at once"),
-                    (summary.saved_tlb_entries, "TLB entries saved by contiguous runs"),
+                for (bound, count, what) in [
+                    ("at most ", summary.most_leaves, "leaves at once"),
+                    ("at most ", summary.saved_tlb_entries, "TLB entries saved by contiguous runs"),
+                    (
+                        "",
+                        summary.unsupported_guests,
+                        "guests with an unsupported geometry not checked",
+                    ),
+                    ("", summary.host_tables, "stage-2 tables of the host not checked"),
+                    ("", summary.nested_tables, "tables of nested guests not checked"),
+                    ("", summary.kernel_stores, "stores to the kernel's own tables"),
                 ] {
                     if count > 0 {
-                        line += &format!("; at most {count} {what}");
-                    }
-                }
-                for (count, what) in [
-                    (summary.unsupported_guests, "guests with an unsupported geometry not checked"),
-                    (summary.host_tables, "stage-2 tables of the host not checked"),
-                    (summary.nested_tables, "tables of nested guests not checked"),
-                    (summary.kernel_stores, "stores to the kernel's own tables"),
-                ] {
-                    if count > 0 {
-                        line += &format!("; {count} {what}");
+                        line += &format!("; {bound}{count} {what}");
                     }
                 }
                 writeln_to(text, format_args!("{line}"));

@@ -130,8 +130,6 @@ impl Checker {
     }
 
     fn change_in_place(&mut self, position: &EntryPosition, old: Descriptor, new: Descriptor) {
-        self.live_leaves.remove(position.level, old);
-        self.live_leaves.add(position.level, new);
         let (a, b) = (old.attributes(), new.attributes());
         let restricts = permits_more(a, b) || (new.has_nt() && !old.has_nt());
         let relaxes = permits_more(b, a);
