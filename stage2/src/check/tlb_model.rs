@@ -156,6 +156,19 @@ impl<E: TableEntry> TlbModel<E> {
         self.stale_entries.insert(number, stale);
     }
 
+    /// Forgets the removal of a leaf that is made again as it was: what CPUs may hold is right again.
+    pub(super) fn restore(&mut self, entry: EntryAddress, leaf: E) {
+        let is_same = |stale: &StaleEntry<E>| {
+            let changed = &stale.entry;
+            changed.change == EntryChange::Removed && changed.table.is_none() && changed.old == leaf
+        };
+        for number in self.numbers_of(entry) {
+            if self.stale_entries.get(&number).is_some_and(is_same) {
+                self.remove(number);
+            }
+        }
+    }
+
     /// Removes and returns the removed or restricted entries that a function selects.
     pub(super) fn take(&mut self, selects: impl Fn(&StaleEntry<E>) -> bool) -> Vec<StaleEntry<E>> {
         let found = self.reductions.iter();

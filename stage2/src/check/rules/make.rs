@@ -56,6 +56,7 @@ impl Checker {
             EntryKind::Table(child) => self.link(cpu, position, child, kind),
             EntryKind::Leaf(_) => {
                 self.live_leaves.add(position.level, new);
+                self.tlbs.restore(position.entry, new);
                 self.check_leaf(position, new, false);
             }
             _ => {}
