@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+// A program for `granule lab workload` that looks for MTE tags that a guest gets from an earlier user of
+// its memory. A process tags all of a hugetlb page of 64K and frees it. A VM with MTE gets the same page,
+// and its vCPU reads the first 4K, so that KVM clears tags. Then the tags of all 64K
+// are read as the guest's. Needs CONFIG_ARM64_MTE, and an emulator with mte=on.
+//
+// Exit code: 0 if all tags are cleared, 1 if not, 2 after an error.
+
+#include "guest.h"
+
+#include <sys/auxv.h>
+
+#define SIZE (64UL << 10)
+#define TAG 5UL
+#define TAG_GRANULE 16UL
+#define POOL "/sys/kernel/mm/hugepages/hugepages-64kB/nr_hugepages"
+#ifndef PROT_MTE
+#define PROT_MTE 0x20
+#endif
+
+static char *map_hugetlb(int protection)
+{
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 16 << MAP_HUGE_SHIFT;
+	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE | protection, flags, -1, 0);
+
+	check(memory == MAP_FAILED ? -1 : 0, "mmap of hugetlb");
+	return memory;
+}
+
+static void tag_a_page_and_free_it(void)
+{
+	char *memory = map_hugetlb(PROT_MTE);
+
+	for (unsigned long at = 0; at < SIZE; at += TAG_GRANULE) {
+		uint64_t tagged = (uint64_t)(memory + at) | TAG << 56;
+
+		__asm__ volatile(".arch armv8.5-a+memtag\n stg %0, [%0]" : : "r"(tagged) : "memory");
+	}
+	check(munmap(memory, SIZE), "munmap");
+}
+
+int main(void)
+{
+	struct kvm_enable_cap mte = { .cap = KVM_CAP_ARM_MTE };
+	static unsigned char tags[SIZE / TAG_GRANULE];
+	struct kvm_arm_copy_mte_tags copy = {
+		.guest_ipa = DATA,
+		.length = SIZE,
+		.addr = tags,
+		.flags = KVM_ARM_TAGS_FROM_GUEST,
+	};
+	unsigned int stale = 0;
+	struct vcpu vcpu;
+	int pool;
+
+	if (!(getauxval(AT_HWCAP2) & HWCAP2_MTE)) {
+		fprintf(stderr, "the host has no MTE: build it with CONFIG_ARM64_MTE=y, emulate it with mte=on\n");
+		return 2;
+	}
+	run_on_cpu(0);
+	pool = (int)check(open(POOL, O_WRONLY), POOL);
+	check(write(pool, "1", 1), POOL);
+	tag_a_page_and_free_it();
+
+	create_vm();
+	check(ioctl(vm, KVM_ENABLE_CAP, &mte), "KVM_CAP_ARM_MTE");
+	add_code();
+	set_slot(1, DATA, map_hugetlb(0), SIZE, 0);
+	vcpu = create_vcpu(0);
+	run(&vcpu, 0, 0, 0);
+	check(ioctl(vm, KVM_ARM_MTE_COPY_TAGS, &copy), "KVM_ARM_MTE_COPY_TAGS");
+	for (unsigned long granule = 0; granule < sizeof(tags); granule++)
+		stale += tags[granule] != 0;
+	printf("%u of %zu tags are of an earlier user\n", stale, sizeof(tags));
+	return stale ? EXIT_FAILURE : EXIT_SUCCESS;
+}
