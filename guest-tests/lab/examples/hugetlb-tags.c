@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 // A program for `granule lab workload` that looks for MTE tags that a guest gets from an earlier user of
 // its memory. A process tags all of a hugetlb page of 64K and frees it. A VM with MTE gets the same page,
-// and its vCPU reads the first 4K, so that KVM clears tags. Then the tags of all 64K
-// are read as the guest's. Needs CONFIG_ARM64_MTE, and an emulator with mte=on.
+// and its vCPU reads the first 4K, so that KVM clears tags. Then the tags of all 64K are read as the
+// guest's. Needs CONFIG_ARM64_MTE, and an emulator with mte=on.
 //
 // Exit code: 0 if all tags are cleared, 1 if not, 2 after an error.
 
