@@ -133,6 +133,15 @@ impl<E: TableEntry> StaleEntry<E> {
             && phys < at + self.entry.size
     }
 
+    /// Returns whether this is the removal of a leaf that is equal to a new one.
+    pub(super) fn is_removal_of(&self, level: Level, leaf: E) -> bool {
+        let entry = &self.entry;
+        entry.change == EntryChange::Removed
+            && entry.table.is_none()
+            && entry.position.level == level
+            && entry.old == leaf
+    }
+
     /// Removes what a CPU holds.
     pub(super) fn forget(&mut self, cpu: usize) {
         self.held.forget(cpu);

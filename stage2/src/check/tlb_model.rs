@@ -17,6 +17,7 @@ use super::{
     entry::{InputAddress, Invalidation, TableEntry},
     held_entries::Removed,
     stale_entry::{ChangedEntry, Coverage, Effect, EntryChange, StaleEntry},
+    table_model::EntryPosition,
 };
 use crate::{address::EntryAddress, descriptor::Descriptor, operations::Dsb};
 
@@ -157,12 +158,11 @@ impl<E: TableEntry> TlbModel<E> {
     }
 
     /// Forgets the removal of a leaf that is made again as it was: what CPUs may hold is right again.
-    pub(super) fn restore(&mut self, entry: EntryAddress, leaf: E) {
+    pub(super) fn restore(&mut self, position: &EntryPosition<E::Input>, leaf: E) {
         let is_same = |stale: &StaleEntry<E>| {
-            let changed = &stale.entry;
-            changed.change == EntryChange::Removed && changed.table.is_none() && changed.old == leaf
+            stale.entry.position.ipa == position.ipa && stale.is_removal_of(position.level, leaf)
         };
-        for number in self.numbers_of(entry) {
+        for number in self.numbers_of(position.entry) {
             if self.stale_entries.get(&number).is_some_and(is_same) {
                 self.remove(number);
             }

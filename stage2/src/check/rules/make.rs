@@ -21,12 +21,8 @@ impl Checker {
     pub(super) fn check_invalidated(&mut self, position: &EntryPosition, new: Descriptor) {
         let size = self.setup.geometry.span(position.level);
         let conflicts = |stale: &&StaleEntry| {
-            let entry = &stale.entry;
-            let is_same = entry.table.is_none()
-                && entry.position.level == position.level
-                && new.is_leaf(position.level)
-                && entry.old == new;
-            entry.change == EntryChange::Removed && !is_same
+            let is_same = new.is_leaf(position.level) && stale.is_removal_of(position.level, new);
+            stale.entry.change == EntryChange::Removed && !is_same
         };
         let conflict = self.tlbs.overlapping(position.ipa, size).find(conflicts).cloned();
         if let Some(stale) = conflict {
@@ -56,7 +52,7 @@ impl Checker {
             EntryKind::Table(child) => self.link(cpu, position, child, kind),
             EntryKind::Leaf(_) => {
                 self.live_leaves.add(position.level, new);
-                self.tlbs.restore(position.entry, new);
+                self.tlbs.restore(position, new);
                 self.check_leaf(position, new, false);
             }
             _ => {}
