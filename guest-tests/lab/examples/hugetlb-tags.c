@@ -13,24 +13,17 @@
 #define SIZE (64UL << 10)
 #define TAG 5UL
 #define TAG_GRANULE 16UL
+#define HUGETLB (MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 16 << MAP_HUGE_SHIFT)
 #define POOL "/sys/kernel/mm/hugepages/hugepages-64kB/nr_hugepages"
 #ifndef PROT_MTE
 #define PROT_MTE 0x20
 #endif
 
-static char *map_hugetlb(int protection)
-{
-	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 16 << MAP_HUGE_SHIFT;
-	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE | protection, flags, -1, 0);
-
-	check(memory == MAP_FAILED ? -1 : 0, "mmap of hugetlb");
-	return memory;
-}
-
 static void tag_a_page_and_free_it(void)
 {
-	char *memory = map_hugetlb(PROT_MTE);
+	char *memory = map(SIZE, HUGETLB, -1);
 
+	check(mprotect(memory, SIZE, PROT_READ | PROT_WRITE | PROT_MTE), "PROT_MTE");
 	for (unsigned long at = 0; at < SIZE; at += TAG_GRANULE) {
 		uint64_t tagged = (uint64_t)(memory + at) | TAG << 56;
 
@@ -54,7 +47,7 @@ int main(void)
 	int pool;
 
 	if (!(getauxval(AT_HWCAP2) & HWCAP2_MTE)) {
-		fprintf(stderr, "the host has no MTE: build it with CONFIG_ARM64_MTE=y, emulate it with mte=on\n");
+		fprintf(stderr, "the host has no MTE: its kernel needs CONFIG_ARM64_MTE, its emulator mte=on\n");
 		return 2;
 	}
 	run_on_cpu(0);
@@ -65,7 +58,7 @@ int main(void)
 	create_vm();
 	check(ioctl(vm, KVM_ENABLE_CAP, &mte), "KVM_CAP_ARM_MTE");
 	add_code();
-	set_slot(1, DATA, map_hugetlb(0), SIZE, 0);
+	set_slot(1, DATA, map(SIZE, HUGETLB, -1), SIZE, 0);
 	vcpu = create_vcpu(0);
 	run(&vcpu, 0, 0, 0);
 	check(ioctl(vm, KVM_ARM_MTE_COPY_TAGS, &copy), "KVM_ARM_MTE_COPY_TAGS");
