@@ -5,7 +5,10 @@ use std::{num::NonZeroU32, path::PathBuf};
 
 use thiserror::Error;
 
-use crate::{costs::CostTable, observe::arguments::TraceArguments, tlb::TlbArguments};
+use crate::{
+    costs::CostTable, interval::IntervalArguments, observe::arguments::TraceArguments,
+    tlb::TlbArguments,
+};
 
 /// Arguments of the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +19,8 @@ pub struct Arguments {
     pub functions: Vec<(String, u64)>,
     /// Function whose call is a segment of its own: name and virtual address.
     pub span: Option<(String, u64)>,
+    /// Interval whose instructions are counted.
+    pub interval: Option<IntervalArguments>,
     /// Indicates that all instructions are counted.
     pub counts_instructions: bool,
     /// Indicates that stores are counted.
@@ -43,7 +48,7 @@ pub enum ArgumentError {
     /// Error returned for an unknown argument or an invalid value.
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, span=NAME:HEXADDRESS, \
-         instructions=on, stores=on, barriers=on, quantum=NANOSECONDS, seed=NUMBER, \
+         interval=NAME:HEXSTART:HEXEND:HEXCANCEL, instructions=on, stores=on, barriers=on, quantum=NANOSECONDS, seed=NUMBER, \
          cost=CLASS:PICOSECONDS, tlb=FIRST:WAYSxSETS, grain=BYTES, linear=HEXSTART:HEXEND, \
          guest=HEXENTRY:HEXEXIT, trace=FILE, function=NUMBER:HEXADDRESS:HEXEND, \
          cold=NUMBER:HEXADDRESS:HEXEND, lock=NUMBER:HEXOFFSET, physical=NUMBER, \
@@ -80,7 +85,7 @@ impl Arguments {
     pub fn parse<'a>(raw: impl IntoIterator<Item = &'a str>) -> Result<Self, ArgumentError> {
         let mut out = None;
         let mut functions = Vec::new();
-        let mut span = None;
+        let (mut span, mut interval) = (None, None);
         let (mut instructions, mut stores, mut barriers) = (false, false, false);
         let (mut quantum, mut seed) = (None, None);
         let mut costs = CostTable::default();
@@ -93,6 +98,9 @@ impl Arguments {
                 Some(("at", value)) => functions.push(function("at", value)?),
                 Some(("span", _)) if span.is_some() => return Err(ArgumentError::RepeatedSpan),
                 Some(("span", value)) => span = Some(function("span", value)?),
+                Some(("interval", value)) => {
+                    interval = Some(IntervalArguments::parse(value).ok_or_else(invalid)?);
+                }
                 Some(("instructions", "on")) => instructions = true,
                 Some(("stores", "on")) => stores = true,
                 Some(("barriers", "on")) => barriers = true,
@@ -122,6 +130,7 @@ impl Arguments {
             out,
             functions,
             span,
+            interval,
             counts_instructions: instructions,
             counts_stores: stores,
             counts_barriers: barriers,
@@ -173,6 +182,7 @@ mod tests {
             (vec![], ArgumentError::MissingOutput),
             (vec!["out="], ArgumentError::Invalid("out=".to_owned())),
             (vec!["x=1"], ArgumentError::Invalid("x=1".to_owned())),
+            (vec!["interval=f:1"], ArgumentError::Invalid("interval=f:1".to_owned())),
             (vec!["instructions=1"], ArgumentError::Invalid("instructions=1".to_owned())),
             (vec!["quantum=0"], ArgumentError::Invalid("quantum=0".to_owned())),
             (vec!["cost=x:1"], ArgumentError::Invalid("cost=x:1".to_owned())),

@@ -17,6 +17,8 @@
 //!   leaves early counts as a whole, and again when it is entered again.
 //! * `span=NAME:HEXADDRESS`: makes each call of the function at this virtual address a
 //!   [segment](span) of its own.
+//! * `interval=NAME:HEXSTART:HEXEND:HEXCANCEL`: counts the [intervals](interval) between the functions
+//!   at these virtual addresses as `NAME`, and their instructions as `NAME_ns`.
 //! * `stores=on`, `barriers=on`: counts store instructions as `stores`, and each `DSB` and `ISB` by
 //!   its assembler name.
 //! * `quantum=NANOSECONDS`: measures the [elapsed time](clock) of CPUs in parallel, in quanta of
@@ -41,6 +43,7 @@ pub mod decode;
 pub mod glib;
 #[cfg(not(test))]
 pub mod interface;
+pub mod interval;
 pub mod observe;
 #[cfg(not(test))] // A test program cannot link the functions of QEMU.
 pub mod qemu;

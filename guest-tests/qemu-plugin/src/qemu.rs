@@ -18,6 +18,7 @@ use crate::{
     costs::{CostRule, CostTable},
     decode::{DecodedInstruction, decode, may_halt},
     interface::{self, Callbacks},
+    interval::CountedInterval,
     observe::hooks,
     registers::find_registers,
     running_cpu::{self, CpuExit},
@@ -36,6 +37,8 @@ struct Plugin {
     functions: Vec<(u64, usize)>,
     /// Function whose calls are segments of their own.
     span: Option<Span>,
+    /// Intervals, if they are counted.
+    interval: Option<CountedInterval>,
     /// Slot of all instructions, if they are counted.
     instruction_slot: Option<usize>,
     /// Slot of stores, if they are counted.
@@ -171,6 +174,8 @@ impl Plugin {
             .into_iter()
             .map(|(name, address)| (address, segments.slot(Event::Function(name))))
             .collect();
+        let interval = arguments.interval;
+        let interval = interval.map(|own| CountedInterval::new(own, |event| segments.slot(event)));
         let slot = |is_counted: bool, event| is_counted.then(|| segments.slot(event));
         let instruction_slot = slot(arguments.counts_instructions, Event::Instruction);
         let store_slot = slot(arguments.counts_stores, Event::Store);
@@ -179,6 +184,7 @@ impl Plugin {
             segments,
             functions,
             span: arguments.span.map(|(name, entry)| Span::new(name, entry)),
+            interval,
             instruction_slot,
             store_slot,
             counts_barriers: arguments.counts_barriers,
@@ -238,6 +244,9 @@ fn on_translate(tb: *mut sys::qemu_plugin_tb) {
                 on_execution(insn, on_counted_instruction, *slot);
             }
         }
+        if let Some(boundary) = plugin.interval.as_ref().and_then(|own| own.boundary(address)) {
+            on_execution(insn, on_interval_boundary, boundary);
+        }
         if let Some(observed) = &plugin.tlbs {
             observe_accesses(&observed.tlbs, insn, address);
         }
@@ -276,7 +285,10 @@ fn on_translate(tb: *mut sys::qemu_plugin_tb) {
     if plugin.store_slot.is_some() && stores > 0 {
         on_block_start(tb, on_stores, stores);
     }
-    if plugin.instruction_slot.is_some() || plugin.elapsed_time_meter.is_some() {
+    if plugin.instruction_slot.is_some()
+        || plugin.elapsed_time_meter.is_some()
+        || plugin.interval.is_some()
+    {
         let flags = match plugin.elapsed_time_meter {
             Some(_) => sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_R_REGS,
             None => sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS,
@@ -373,6 +385,14 @@ unsafe extern "C" fn on_counted_instruction(cpu: c_uint, slot: *mut c_void) {
     }
 }
 
+unsafe extern "C" fn on_interval_boundary(cpu: c_uint, boundary: *mut c_void) {
+    let Some(plugin) = PLUGIN.get() else { return };
+    let counts = plugin.interval.as_ref().and_then(|own| own.pass(boundary.addr()));
+    for (slot, increment) in counts.into_iter().flatten() {
+        plugin.segments.count(plugin.counter_row(cpu), slot, increment);
+    }
+}
+
 unsafe extern "C" fn on_dc_line(_: c_uint, _: *mut c_void) {
     if let Some(elapsed) = ElapsedTimeMeter::get() {
         elapsed.clock().account_dc_line(&elapsed.costs);
@@ -425,6 +445,9 @@ unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {
     let block = Block::unpack(block.addr());
     if let Some(elapsed) = &plugin.elapsed_time_meter {
         elapsed.account_block(cpu, block);
+    }
+    if let Some(own) = &plugin.interval {
+        own.execute(block.instructions);
     }
     if let Some(slot) = plugin.instruction_slot {
         plugin.segments.count(plugin.counter_row(cpu), slot, block.instructions);

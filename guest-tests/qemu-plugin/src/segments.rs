@@ -46,6 +46,10 @@ pub enum Event {
     Maintenance(SysOperation),
     /// Call of a function, with the name of its count.
     Function(String),
+    /// An interval with this name.
+    Interval(String),
+    /// An instruction in the interval with this name.
+    InInterval(String),
     /// Any instruction.
     Instruction,
     /// A store.
@@ -80,7 +84,8 @@ impl Event {
     fn name(&self) -> String {
         match self {
             Self::Maintenance(sys) => sys.name(),
-            Self::Function(name) => name.clone(),
+            Self::Function(name) | Self::Interval(name) => name.clone(),
+            Self::InInterval(name) => format!("{name}_ns"),
             Self::Instruction => "instructions".to_owned(),
             Self::Store => "stores".to_owned(),
             Self::Barrier(name) => (*name).to_owned(),

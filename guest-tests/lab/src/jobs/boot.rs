@@ -20,6 +20,16 @@ use crate::{
 /// Function of `KVM_RUN`, whose first call ends the start of a VMM.
 const FIRST_RUN_FUNCTION: &str = "kvm_arch_vcpu_ioctl_run";
 
+/// Functions between which a fault of the guest lasts: the handler of its trace, that of the trace of the
+/// next entry, and the emulation of a device, whose access is no fault of memory.
+const FAULT_FUNCTIONS: [&str; 3] =
+    ["perf_trace_kvm_guest_fault", "perf_trace_kvm_entry", "io_mem_abort"];
+
+/// Count of faults of the guest, if they are timed.
+pub const FAULT_STALLS: &str = "fault_stalls";
+/// Count of the instructions of these faults.
+pub const FAULT_STALLS_NS: &str = "fault_stalls_ns";
+
 /// Returns a job for each size of memory and each value of `rodata`.
 pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
     let mut jobs = Vec::new();
@@ -81,7 +91,7 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
     if job.boot.is_none() {
         let of_guest = job.guest.as_ref().and_then(|guest| guest.paging_function);
         let span = |address| format!(",span={PAGING_FUNCTION}:{address:x}");
-        return Ok(of_guest.map_or_else(String::new, span));
+        return Ok(of_guest.map_or_else(String::new, span) + &fault_interval(kernel, job));
     }
     let mut arguments =
         format!(",span={PAGING_FUNCTION}:{:x}", kernel.required_function(PAGING_FUNCTION)?);
@@ -95,6 +105,21 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
         arguments += &format!(",guest={entry:x}:{exit:x}");
     }
     Ok(arguments)
+}
+
+/// Returns the argument that times the faults of a guest with one vCPU, if `granule run` measures them
+/// too. A kernel without a `System.map` leaves it out.
+fn fault_interval(kernel: &Kernel, job: &PlannedJob) -> String {
+    let is_measured = job.job.argv.iter().any(|word| word == "--fault-stalls");
+    let [Ok(start), Ok(end), Ok(cancel)] =
+        FAULT_FUNCTIONS.map(|name| kernel.required_function(name))
+    else {
+        return String::new();
+    };
+    match is_measured && job.guest_vcpus == 1 {
+        true => format!(",interval={FAULT_STALLS}:{start:x}:{end:x}:{cancel:x}"),
+        false => String::new(),
+    }
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use crate::{
     host::guest_init,
     jobs::{
+        boot::{FAULT_STALLS, FAULT_STALLS_NS},
         counts::SegmentLine,
         matrix::PlannedJob,
         outcome::{JobError, JobOutcome},
@@ -49,13 +50,13 @@ struct BootPhaseStatistics {
 }
 
 impl BootStatistics {
-    /// Returns the number of stalls in faults, by the type and level of the fault; empty if no stalls were
-    /// measured.
-    fn fault_stalls(&self) -> BTreeMap<&str, u64> {
+    /// Returns the number (`.count`) or the time (`.ns`) of stalls in faults, by the type and level of the
+    /// fault; empty if no stalls were measured.
+    fn fault_stalls(&self, suffix: &str) -> BTreeMap<&str, u64> {
         let mut sums = BTreeMap::new();
         for (name, count) in self.phases.iter().flat_map(|phase| &phase.stalls) {
             // Names of other stalls have no level.
-            if let Some(name) = name.strip_suffix(".count").filter(|name| name.contains('.')) {
+            if let Some(name) = name.strip_suffix(suffix).filter(|name| name.contains('.')) {
                 *sums.entry(name).or_default() += count;
             }
         }
@@ -64,7 +65,7 @@ impl BootStatistics {
 
     /// Checks that each fault that the host's kernel counted has a stall, if stalls were measured.
     fn check_stalls(&self) -> Result<(), String> {
-        for (name, stalls) in self.fault_stalls() {
+        for (name, stalls) in self.fault_stalls(".count") {
             let faults: u64 = self.phases.iter().filter_map(|phase| phase.faults.get(name)).sum();
             if faults != stalls {
                 return Err(format!("measured {stalls} stalls of {faults} faults {name}"));
@@ -73,10 +74,25 @@ impl BootStatistics {
         Ok(())
     }
 
+    /// Checks that the plugin counted as many faults as there are stalls, if it counted any, and that their
+    /// instructions and the time of the stalls differ by at most a percent.
+    fn check_stall_times(&self, faults: u64, instructions: u64) -> Result<(), String> {
+        let sum = |suffix| self.fault_stalls(suffix).values().sum::<u64>();
+        let (stalls, nanoseconds) = (sum(".count"), sum(".ns"));
+        if faults > 0 && faults != stalls {
+            return Err(format!("measured {stalls} stalls of {faults} faults"));
+        }
+        if faults > 0 && nanoseconds.abs_diff(instructions) * 100 > instructions {
+            let text = format!("measured {nanoseconds} ns of stalls that last {instructions} ns");
+            return Err(text);
+        }
+        Ok(())
+    }
+
     /// Checks that each lookup of the host's page, which the plugin counted, has a stall, if stalls were
     /// measured. The last fault of a vCPU may have none, and one of the access flag has no lookup.
     fn check_lookups(&self, lookups: Option<u64>, vcpus: u32) -> Result<(), String> {
-        let stalls = self.fault_stalls();
+        let stalls = self.fault_stalls(".count");
         let with_lookup = stalls.iter().filter(|(name, _)| !name.starts_with("access-flag"));
         let sum: u64 = with_lookup.map(|(_, count)| count).sum();
         match lookups {
@@ -86,6 +102,17 @@ impl BootStatistics {
             _ => Ok(()),
         }
     }
+}
+
+/// Checks the stalls of a guest with one vCPU against the number and the instructions of its faults that
+/// the plugin counted, if both were measured: an instruction takes a nanosecond, and the measured times
+/// begin and end in the handlers of the traces.
+fn check_stall_times(statistics: &BootStatistics, outcome: &JobOutcome) -> Result<(), String> {
+    let [faults, instructions] = [
+        count(&outcome.segments, |name| name == FAULT_STALLS),
+        count(&outcome.segments, |name| name == FAULT_STALLS_NS),
+    ];
+    statistics.check_stall_times(faults, instructions)
 }
 
 /// Returns how often the host looked up a page for a stage-2 fault, if that is once for each. Series omit
@@ -160,6 +187,7 @@ impl BootFigures {
         statistics
             .check_stalls()
             .and_then(|()| statistics.check_lookups(lookups, job.guest_vcpus))
+            .and_then(|()| check_stall_times(&statistics, outcome))
             .map_err(|reason| failed(&reason))?;
         Self::from_statistics(&statistics, &outcome.segments)
             .ok_or_else(|| failed("wrote no statistics of a boot"))
@@ -312,6 +340,22 @@ pub mod tests {
         assert_eq!(check(stalls, Some(16)), Ok(()), "the last fault of each vCPU");
         let error = check(stalls, Some(17)).unwrap_err();
         assert_eq!(error, "measured 14 stalls of 17 lookups of a page");
+    }
+
+    #[test]
+    fn stalls_have_the_number_and_time_of_the_counted_faults() {
+        let text = r#"{"ended":"off","phases":[{"name":"boot","ns":1,"stalls":{"mmio.count":9,
+            "mmio.ns":800,"lock-wait.count":1,"lock-wait.ns":90,"permission.level3.count":2,
+            "permission.level3.ns":400,"translation.level3.count":1,"translation.level3.ns":600}}]}"#;
+        let statistics: BootStatistics = serde_json::from_str(text).unwrap();
+        let check = |faults, instructions| statistics.check_stall_times(faults, instructions);
+
+        assert_eq!(check(0, 0), Ok(()), "not counted");
+        assert_eq!(check(3, 1010), Ok(()));
+        assert_eq!(check(3, 991), Ok(()));
+        assert_eq!(check(4, 1000).unwrap_err(), "measured 3 stalls of 4 faults");
+        let error = "measured 1000 ns of stalls that last 1020 ns";
+        assert_eq!(check(3, 1020).unwrap_err(), error);
     }
 
     /// Returns the figures of a boot with `faults` read faults.

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Instructions of all CPUs between two functions, such as from the trace of a fault to that of the next
+//! entry into a guest. Under `-icount` each takes a nanosecond of the machine's clock, which a program
+//! in the machine reads.
+//!
+//! A call of the first function starts an interval, also one inside another, and a call of the second
+//! one ends it. A call of a third one cancels it. The calls are those of one thread, which may change
+//! its CPU: with several threads, intervals would be mixed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::segments::Event;
+
+/// Name of an interval and the virtual addresses of its functions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IntervalArguments {
+    /// Name of the number of intervals in the output; their instructions have the suffix `_ns`.
+    pub name: String,
+    /// Functions that start, end and cancel an interval.
+    pub functions: [u64; 3],
+}
+
+impl IntervalArguments {
+    /// Parses `NAME:HEXSTART:HEXEND:HEXCANCEL`.
+    pub fn parse(value: &str) -> Option<Self> {
+        let mut parts = value.split(':');
+        let name = parts.next().filter(|name| !name.is_empty())?.to_owned();
+        let mut functions = [0; 3];
+        for function in &mut functions {
+            *function = u64::from_str_radix(parts.next()?.trim_start_matches("0x"), 16).ok()?;
+        }
+        parts.next().is_none().then_some(Self { name, functions })
+    }
+}
+
+/// Intervals of a thread.
+#[derive(Debug)]
+pub struct CountedInterval {
+    functions: [u64; 3],
+    /// Slots of the number of intervals and of their instructions.
+    slots: [usize; 2],
+    /// Instructions that all CPUs have executed.
+    executed: AtomicU64,
+    /// This number at the start of an interval; [`NONE`] outside.
+    start: AtomicU64,
+}
+
+/// No start.
+const NONE: u64 = u64::MAX;
+
+impl CountedInterval {
+    /// Returns the intervals between functions, with the slots of their counts.
+    pub fn new(arguments: IntervalArguments, slot: impl Fn(Event) -> usize) -> Self {
+        let IntervalArguments { name, functions } = arguments;
+        let slots = [Event::Interval(name.clone()), Event::InInterval(name)].map(slot);
+        Self { functions, slots, executed: AtomicU64::new(0), start: AtomicU64::new(NONE) }
+    }
+
+    /// Returns the number of the function at an address: 0 starts an interval, 1 ends one, and 2
+    /// cancels one.
+    pub fn boundary(&self, address: u64) -> Option<usize> {
+        self.functions.iter().position(|function| *function == address)
+    }
+
+    /// Adds instructions of any CPU.
+    pub fn execute(&self, instructions: u64) {
+        self.executed.fetch_add(instructions, Ordering::Relaxed);
+    }
+
+    /// Passes a boundary. Returns the slots and increments of the interval that it ends.
+    pub fn pass(&self, boundary: usize) -> Option<[(usize, u64); 2]> {
+        let executed = self.executed.load(Ordering::Relaxed);
+        let next = if boundary == 0 { executed } else { NONE };
+        let start = self.start.swap(next, Ordering::Relaxed);
+        let [count, instructions] = self.slots;
+        (boundary == 1 && start != NONE).then(|| [(count, 1), (instructions, executed - start)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_lasts_from_its_last_start_to_its_end() {
+        let arguments = IntervalArguments { name: "f".to_owned(), functions: [0x10, 0x20, 0x30] };
+        let slot = |event| usize::from(event == Event::InInterval("f".to_owned()));
+        let interval = CountedInterval::new(arguments, slot);
+        let pass = |instructions, address| {
+            interval.execute(instructions);
+            let counts = interval.pass(interval.boundary(address).unwrap());
+            counts.map(|[count, (slot, length)]| {
+                assert_eq!((count, slot), ((0, 1), 1));
+                length
+            })
+        };
+
+        assert_eq!(pass(5, 0x20), None, "an end without a start");
+        assert_eq!(pass(1, 0x10), None);
+        assert_eq!(pass(7, 0x20), Some(7));
+        assert_eq!(pass(1, 0x20), None, "a second end");
+        assert_eq!(pass(1, 0x10), None);
+        assert_eq!(pass(1, 0x30), None);
+        assert_eq!(pass(1, 0x20), None, "a cancelled interval");
+        assert_eq!(pass(1, 0x10), None);
+        assert_eq!(pass(3, 0x10), None);
+        assert_eq!(pass(2, 0x20), Some(2));
+        assert_eq!(interval.boundary(0x40), None);
+    }
+
+    #[test]
+    fn an_interval_has_a_name_and_three_addresses() {
+        let expected = IntervalArguments { name: "f".to_owned(), functions: [1, 2, 0xff] };
+
+        assert_eq!(IntervalArguments::parse("f:1:2:0xff"), Some(expected));
+        for malformed in ["f", ":1:2:3", "f:1:2", "f:1:2:3:4", "f:1:2:x"] {
+            assert_eq!(IntervalArguments::parse(malformed), None, "{malformed}");
+        }
+    }
+}
