@@ -31,7 +31,9 @@ use rustix::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    GuestMemory, GuestRam, MemoryError, image::file_offsets, layers::LayeredImage, parts,
+    GuestMemory, GuestRam, MemoryError, PageSet,
+    image::{self, file_offsets},
+    layers::LayeredImage,
     user_faults::UserFaults,
 };
 use crate::{
@@ -66,8 +68,9 @@ struct Source {
     memory: GuestMemory,
     /// Bytes that are filled for a fault, unless its page is larger.
     unit: u64,
-    /// Parts that faults have filled.
-    recorded: Mutex<Vec<Range<u64>>>,
+    /// Pages of the image that faults have filled, if they are recorded. A guest can refault pages without
+    /// end, so each has one bit.
+    recorded: Option<Mutex<PageSet>>,
     /// Times in which faults were answered.
     fill_times: Arc<StallHistogram>,
 }
@@ -95,7 +98,7 @@ impl OnDemand {
             image,
             memory: memory.clone(),
             unit,
-            recorded: Mutex::default(),
+            recorded: (!fills_all).then(Mutex::default),
             fill_times: Arc::default(),
         });
         for ram in memory.regions() {
@@ -137,9 +140,12 @@ impl OnDemand {
         Arc::clone(&self.source.fill_times)
     }
 
-    /// Returns what the faults have filled.
+    /// Returns what the faults have filled, if they are recorded.
     pub fn recorded(&self) -> Order {
-        parts::join(self.source.recorded.lock().clone())
+        let Some(pages) = &self.source.recorded else {
+            return Order::new();
+        };
+        pages.lock().parts(image::PAGE as u64, image::size(&self.source.memory).0)
     }
 }
 
@@ -167,7 +173,10 @@ impl Source {
         let Some((start, ram, part)) = part_of_fault(&self.memory, self.unit, address) else {
             return Ok(());
         };
-        self.recorded.lock().push(start + part.start..start + part.end);
+        if let Some(pages) = &self.recorded {
+            let page = |offset| usize::try_from((start + offset) / image::PAGE as u64).unwrap_or(0);
+            pages.lock().insert(page(part.start)..page(part.end));
+        }
         self.fill(start, ram, part, buffer)?;
         // The page may exist since before the fault was read.
         let page = address.0 / page_size(ram) * page_size(ram);
@@ -301,14 +310,14 @@ const fn page_size(ram: &GuestRam) -> u64 {
 mod end_of_faults;
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, time::Duration};
+    use std::{fs::File, iter, time::Duration};
 
     use granule_types::{record::EventCounts, testing::skip, units::GuestAddress};
     use vm_memory::Bytes as _;
 
     use super::*;
     use crate::memory::{
-        BackingPlan, HostPages, PageMap, RamOptions, changes::testing::changes_file, image,
+        BackingPlan, HostPages, PageMap, RamOptions, changes::testing::changes_file,
     };
 
     pub(super) const START: u64 = 0x4000_0000;
@@ -366,6 +375,9 @@ mod tests {
 
         let demand = OnDemand::start(faults, &memory, file.into(), &[], false, fail).unwrap();
         check_contents(&memory, [2047, 3, 999, 4, 3].into_iter());
+        // A page that the balloon returns is filled and recorded again.
+        assert_eq!(memory.discard(GuestAddress(START + 3 * 4096), Bytes(4096)), Bytes(4096));
+        check_contents(&memory, iter::once(3));
 
         let pages = [3..5, 999..1000, 2047..2048];
         assert_eq!(demand.recorded(), pages.map(|pages| pages.start * 4096..pages.end * 4096));
@@ -374,7 +386,7 @@ mod tests {
         // The handler ends after it has counted the last fault.
         drop(demand);
         times.add_to(&mut counts, "fill");
-        assert_eq!(counts["fill.count"], 4);
+        assert_eq!(counts["fill.count"], 5);
     }
 
     #[test]
@@ -409,6 +421,7 @@ mod tests {
             while resident(&memory) < SIZE.0 && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
             }
+            assert!(demand.recorded().is_empty(), "{backing}");
             drop(demand);
 
             check_contents(&memory, 1..2048);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Set of pages of a region of guest memory.
+//! Set of pages of a region of guest memory, or of its image.
 
 use std::ops::Range;
 
@@ -17,6 +17,16 @@ impl PageSet {
         }
         for (word, new) in self.0.iter_mut().zip(words) {
             *word |= new;
+        }
+    }
+
+    /// Adds pages by their numbers.
+    pub fn insert(&mut self, pages: Range<usize>) {
+        if self.0.len() * 64 < pages.end {
+            self.0.resize(pages.end.div_ceil(64), 0);
+        }
+        for page in pages {
+            self.0[page / 64] |= 1 << (page % 64);
         }
     }
 
@@ -51,5 +61,18 @@ mod tests {
 
         assert_eq!(pages.parts(4096, 67 * 4096), [0..4 * 4096, 63 * 4096..65 * 4096]);
         assert!(PageSet::default().parts(4096, 1 << 20).is_empty());
+    }
+
+    #[test]
+    fn a_page_that_is_inserted_again_adds_nothing() {
+        let mut pages = PageSet::default();
+
+        for _ in 0..2 {
+            pages.insert(62..66);
+            pages.insert(3..4);
+            pages.insert(0..0);
+        }
+
+        assert_eq!(pages, PageSet(vec![1 << 3 | 0b11 << 62, 0b11]));
     }
 }
