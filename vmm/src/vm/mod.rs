@@ -22,6 +22,7 @@ mod control;
 mod device_manager;
 mod dirty_logs;
 mod event_loop;
+mod fatal_signals;
 mod fault_stalls;
 mod fault_trace;
 mod kernel_boot;

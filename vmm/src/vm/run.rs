@@ -23,6 +23,7 @@ use super::{
     console_io::{self, ConsoleChannels, MatchCallback},
     control::VmController,
     event_loop::EventLoop,
+    fatal_signals::report_bus_errors,
     fault_stalls::FaultStalls,
     open_files::{MemorySource, OpenFiles, StartFiles},
     outcome::{VmError, VmOutcome, failed},
@@ -48,6 +49,7 @@ use crate::{
 pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError> {
     guest::check_supported()?;
     raise_file_limit();
+    report_bus_errors()?;
     let signals = Signals::block().map_err(failed("blocking signals (signalfd) failed"))?;
     let mut stats_file = options.stats.as_deref().map(open_stats_file).transpose()?;
     let (config, start) = open_start(source)?;

@@ -323,7 +323,8 @@ impl VcpuRunner {
             Ok(other) => format!("unexpected exit {other:?}"),
             Err(error) if error.errno() == libc::EFAULT => {
                 "the host cannot provide a page of guest memory (KVM_RUN: bad address): check \
-                 whether its memory or hugetlb pool is exhausted"
+                 whether its memory or hugetlb pool is exhausted, and whether a mapped file \
+                 (memory=map) became shorter or cannot be read"
                     .to_owned()
             }
             Err(error) => {

@@ -18,8 +18,8 @@ use seccompiler::{BpfProgram, apply_filter};
 use vmm_sys_util::signal::register_signal_handler;
 
 use super::{
+    fatal_signals::end_process,
     outcome::{VmError, failed},
-    terminal,
 };
 use crate::arch::host;
 
@@ -196,7 +196,6 @@ extern "C" fn report_forbidden_call(
 ) {
     /// Offset of `si_syscall` in `struct siginfo`: after three numbers and the call's address.
     const SYSCALL_OFFSET: usize = 24;
-    terminal::restore();
     let field = info.cast::<u8>().wrapping_add(SYSCALL_OFFSET).cast::<i32>();
     // SAFETY: the kernel passes a siginfo of 128 bytes, aligned to 8.
     let call = unsafe { field.read() };
@@ -206,8 +205,5 @@ extern "C" fn report_forbidden_call(
         *digit = b'0' + u8::try_from(rest % 10).unwrap_or(0);
         rest /= 10;
     }
-    // SAFETY: the line is valid for its length; write is async-signal-safe.
-    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
-    // SAFETY: the call ends the process without running destructors.
-    unsafe { libc::_exit(1) };
+    end_process(&line)
 }
