@@ -101,6 +101,13 @@ impl Bus {
             let (_, device) = device.ok_or_else(|| state.refused_by("a VM without this device"))?;
             device.lock().restore(state).map_err(|error| error.of_device(name))?;
         }
+        for (info, device) in self.named_devices() {
+            // A device that has a state returns it when it is suspended.
+            if !states.contains_key(&info.name) && device.lock().suspend() != Ok(None) {
+                let error = RestoreError("the snapshot has no state of this device".to_owned());
+                return Err(error.of_device(&info.name));
+            }
+        }
         Ok(())
     }
 
@@ -138,7 +145,7 @@ impl Bus {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Rtc, *};
 
     /// Device whose registers read as their offset. It records stores and has no register 0xf.
     #[derive(Default)]
@@ -216,5 +223,21 @@ mod tests {
             assert_eq!(error.source, expected, "{error}");
         }
         bus.add(device_info("two", 0x2000), recording_device()).unwrap();
+    }
+
+    #[test]
+    fn a_missing_state_and_that_of_a_missing_device_are_refused() {
+        let mut bus = Bus::default();
+        bus.add(device_info("clock", 0x1000), Arc::new(Mutex::new(Rtc::default()))).unwrap();
+        bus.add(device_info("stateless", 0x2000), recording_device()).unwrap();
+        let states = bus.suspend().unwrap();
+        let renamed = states.values().map(|state| ("other".to_owned(), state.clone())).collect();
+
+        assert_eq!(bus.restore(&states), Ok(()));
+        let missing = bus.restore(&BTreeMap::new()).unwrap_err().to_string();
+        let other = bus.restore(&renamed).unwrap_err().to_string();
+
+        assert_eq!(missing, "clock: the snapshot has no state of this device");
+        assert!(other.contains("a VM without this device"), "{other}");
     }
 }
