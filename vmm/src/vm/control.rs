@@ -28,6 +28,7 @@ use crate::{
         KvmError,
         stage2_tables::{Stage2Leaves, leaf_size},
     },
+    memory::on_demand::OnDemand,
     stalls::StallHistogram,
 };
 
@@ -230,10 +231,9 @@ impl<'a> VmController<'a> {
         let Some(directory) = self.snapshots else {
             return error_response(409, "the run has no directory: start it with --snapshot DIR");
         };
-        if self.vm.on_demand.as_ref().is_some_and(|memory| !memory.is_complete()) {
-            let reason = "memory is still in the snapshot that this VM was restored from: try again, \
-                          or restore it without a new order=FILE";
-            return error_response(409, reason);
+        let complete = self.vm.on_demand.as_ref().map_or(Ok(()), OnDemand::check_complete);
+        if let Err(reason) = complete {
+            return error_response(409, &reason);
         }
         // A paused VM has nothing to wait for.
         let is_live = is_live && self.vm.vcpus.requested_state() == RunState::Running;

@@ -65,8 +65,8 @@ fn fill_beside_accesses(image: &Arc<File>, faults: UserFaults) -> u64 {
         }
     });
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !demand.is_complete() {
-        assert!(Instant::now() < deadline, "memory is not filled");
+    while let Err(reason) = demand.check_complete() {
+        assert!(Instant::now() < deadline, "{reason}");
         thread::sleep(Duration::from_millis(1));
     }
     drop(demand);
