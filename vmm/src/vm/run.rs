@@ -283,8 +283,9 @@ impl RunContext<'_> {
         };
         let outcome = event_loop.run(&mut controller);
         let outcome = outcome.map_err(failed("waiting for the guest failed"))?;
-        self.finish_stats(&mut controller, &outcome, start_time, stats_file)?;
+        let written = self.finish_stats(&mut controller, &outcome, start_time, stats_file);
         self.write_order(&vm);
+        written?;
         drop(controller);
         drop(input);
         drop(vm);

@@ -5,11 +5,16 @@
 //! The first line names the format and the checksum of memory's contents, so that the file of another
 //! snapshot is recognised. Each other line is a part: its offset in the memory file and its length, in
 //! bytes.
+//!
+//! The first line is written when the others are on the disk: a file without it starts with a zero or is
+//! empty, and is recorded again. A temporary file and its renaming would need more rights of the
+//! [confined](super::super::sandbox) process: to create and remove files in the folder.
 
 use std::{
     fs::{File, OpenOptions},
-    io::{self, Read as _, Write as _},
+    io::{self, Read as _},
     ops::Range,
+    os::unix::fs::FileExt as _,
     path::Path,
 };
 
@@ -22,50 +27,79 @@ const PAGE: u64 = 4096;
 /// Maximum size: the parts of some terabytes.
 const MAX_SIZE: u64 = 1 << 30;
 
-/// An order file, which is open since the process was confined.
+/// An order file.
 #[derive(Debug)]
 pub struct OrderFile {
-    file: File,
+    contents: Contents,
     name: String,
     memory_crc: u32,
-    order: Option<Order>,
+}
+
+#[derive(Debug)]
+enum Contents {
+    Recorded(Order),
+    /// A file to write, which is open since the process was confined.
+    Missing(File),
 }
 
 impl OrderFile {
-    /// Opens the order file of a snapshot, or creates it.
+    /// Reads the order file of a snapshot, or opens it to record it, and creates it if needed.
     ///
     /// # Errors
     /// It cannot be opened, or is that of another snapshot.
     pub fn open(path: &Path, memory_crc: u32) -> Result<Self, VmError> {
         let name = format!("order={}", path.display());
-        let read = || -> io::Result<(File, String)> {
+        let text = read(path).map_err(failed(name.as_str()))?;
+        let contents = if text.is_empty() || text.starts_with('\0') {
             let mut options = OpenOptions::new();
-            let file = options.read(true).write(true).create(true).truncate(false).open(path)?;
-            let mut text = String::new();
-            (&file).take(MAX_SIZE).read_to_string(&mut text)?;
-            Ok((file, text))
+            let file = options.write(true).create(true).truncate(false).open(path);
+            Contents::Missing(file.map_err(failed(name.as_str()))?)
+        } else {
+            Contents::Recorded(parse(&text, memory_crc).map_err(failed(name.as_str()))?)
         };
-        let (file, text) = read().map_err(failed(name.as_str()))?;
-        let order = match text.is_empty() {
-            true => None,
-            false => Some(parse(&text, memory_crc).map_err(failed(name.as_str()))?),
-        };
-        Ok(Self { file, name, memory_crc, order })
+        Ok(Self { contents, name, memory_crc })
     }
 
     /// Returns the recorded order; `None` if this run records it.
     pub fn order(&self) -> Option<&[Range<u64>]> {
-        self.order.as_deref()
+        match &self.contents {
+            Contents::Recorded(order) => Some(order),
+            Contents::Missing(_) => None,
+        }
     }
 
-    /// Writes the order of this run's accesses.
+    /// Writes the order of this run's accesses, unless the file has one.
+    ///
+    /// # Errors
+    /// The file cannot be written, and has no order.
     pub fn write(&self, order: &[Range<u64>]) -> Result<(), VmError> {
-        let mut text = header(self.memory_crc);
-        for part in order {
-            text += &format!("{} {}\n", part.start, part.end - part.start);
-        }
-        (&self.file).write_all(text.as_bytes()).map_err(failed(self.name.as_str()))
+        let Contents::Missing(file) = &self.contents else {
+            return Ok(());
+        };
+        write(file, &header(self.memory_crc), order).map_err(failed(self.name.as_str()))
     }
+}
+
+/// Returns the text of a file, or an empty one if there is no file.
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        file => drop(file?.take(MAX_SIZE).read_to_string(&mut text)?),
+    }
+    Ok(text)
+}
+
+/// Writes the parts, and then the first line, in place of what the file has.
+fn write(file: &File, header: &str, order: &[Range<u64>]) -> io::Result<()> {
+    let mut parts = String::new();
+    for part in order {
+        parts += &format!("{} {}\n", part.start, part.end - part.start);
+    }
+    file.set_len(0)?;
+    file.write_all_at(parts.as_bytes(), header.len() as u64)?;
+    file.sync_data()?;
+    file.write_all_at(header.as_bytes(), 0)
 }
 
 /// Returns the first line of the order file of a snapshot.
@@ -114,6 +148,38 @@ mod tests {
 
         let order = OrderFile::open(&path, 7).unwrap();
         assert_eq!(order.order().unwrap(), [0..PAGE, 3 * PAGE..9 * PAGE]);
+    }
+
+    #[test]
+    fn a_recording_that_was_interrupted_is_repeated() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("order");
+        let text = header(7) + "0 4096\n8192 8192\n";
+
+        // The contents after each step and within one; the first line is the last step.
+        for length in [0, 1, header(7).len(), text.len() - 4, text.len()] {
+            let zeros = length.min(header(7).len());
+            fs::write(&path, "\0".repeat(zeros) + &text[zeros..length]).unwrap();
+
+            let interrupted = OrderFile::open(&path, 7).unwrap();
+            assert_eq!(interrupted.order(), None, "{length}");
+            interrupted.write(&[0..PAGE, 2 * PAGE..4 * PAGE]).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text, "{length}");
+        }
+    }
+
+    #[test]
+    fn a_recorded_order_is_not_opened_for_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("order");
+        OrderFile::open(&path, 7).unwrap().write(&[0..PAGE, 2 * PAGE..4 * PAGE]).unwrap();
+        let before = fs::metadata(&path).unwrap();
+
+        let order = OrderFile::open(&path, 7).unwrap();
+        order.write(&[]).unwrap();
+
+        assert!(matches!(order.contents, Contents::Recorded(_)));
+        assert_eq!(fs::metadata(&path).unwrap().len(), before.len());
     }
 
     #[test]
