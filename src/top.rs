@@ -12,7 +12,7 @@ use std::{
 };
 
 use granule_types::{record::EventCounts, units::Bytes};
-use granule_vmm::stalls::{buckets, causes};
+use granule_vmm::stalls::{LOST, buckets, causes};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{CommandOutcome, CommandResult, write_stdout};
@@ -133,6 +133,9 @@ fn screen(state: &State, now: &Counters, last: Option<(Duration, &Counters)>) ->
             let _ = writeln!(text, "stall {cause}: mean {mean:?}, 99 of 100 up to {bound}");
         }
     }
+    if let Some(lost) = now.stalls.get(LOST).filter(|lost| **lost > 0) {
+        let _ = writeln!(text, "samples of stalls that the host's kernel dropped: {lost}");
+    }
     for (zone, resident) in now.resident.iter().enumerate() {
         let pages =
             resident.iter().map(|(page, bytes)| format!("{} in {}", Bytes(*bytes), Bytes(*page)));
@@ -178,7 +181,7 @@ mod tests {
         r#"{"state":"running","phase":"run","vcpus":2,"memory_bytes":268435456,"ipa_bits":33}"#;
     const COUNTERS: &str = r#"{"events":{"kvm_exit":100},"faults":{"translation.level3":0},
         "exits":{"mmio-reads":4},"gauges":{},"stalls":{"mmio.count":4,"mmio.le-1000":0,
-        "mmio.le-4000":4,"mmio.ns":8000},"resident":[{"4096":8192,"2097152":4194304}],
+        "mmio.le-4000":4,"mmio.ns":8000,"lost":5},"resident":[{"4096":8192,"2097152":4194304}],
         "stage2_tables":16384,"overhead":3145728}"#;
 
     #[test]
@@ -197,6 +200,7 @@ mod tests {
             format!("event kvm_exit{:>45} {:>12}\n", 100, 30),
             format!("exit mmio-reads{:>44} {:>12}\n", 4, 2),
             "stall mmio: mean 2µs, 99 of 100 up to 4µs\n".to_owned(),
+            "samples of stalls that the host's kernel dropped: 5\n".to_owned(),
             "resident, zone 0: 8K in 4K, 4M in 2M\n".to_owned(),
             "stage-2 tables: 16K\nbeyond guest memory: 3M\n".to_owned(),
         ] {

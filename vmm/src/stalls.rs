@@ -27,6 +27,9 @@ const BOUNDS: [u64; 10] = [
     262_144_000,
 ];
 
+/// Name of the number of samples of faults that the kernel dropped.
+pub const LOST: &str = "lost";
+
 /// Histogram of durations, which many threads update.
 #[derive(Debug, Default)]
 pub struct StallHistogram {

@@ -27,7 +27,7 @@ use super::fault_trace::{FaultTrace, Sample, TracedEvent};
 use crate::{
     arch::host,
     scoped_thread::{ScopedThread, borrow_event},
-    stalls::StallHistogram,
+    stalls::{LOST, StallHistogram},
 };
 
 /// Time between two readings, in which a buffer must not become full.
@@ -75,7 +75,7 @@ impl FaultStalls {
         Ok(())
     }
 
-    /// Adds the histograms to `counts`, as `TYPE.LEVEL`, and as `lost` the number of samples that the
+    /// Adds the histograms to `counts`, as `TYPE.LEVEL`, and as [`LOST`] the number of samples that the
     /// kernel dropped.
     pub fn add_to(&self, counts: &mut EventCounts) {
         let mut recorder = self.recorder.lock();
@@ -83,7 +83,7 @@ impl FaultStalls {
         for (name, histogram) in &recorder.stalls.histograms {
             histogram.add_to(counts, name);
         }
-        counts.insert("lost".to_owned(), recorder.stalls.lost);
+        counts.insert(LOST.to_owned(), recorder.stalls.lost);
     }
 }
 

@@ -7,23 +7,27 @@ use std::fmt::{Display, Write as _};
 use granule_types::record::EventCounts;
 
 use super::stats::Snapshot;
-use crate::stalls::{buckets, causes};
+use crate::{
+    arch::host::ACCESS_PREFIX,
+    stalls::{LOST, buckets, causes},
+};
 
 /// Returns the metrics of a VM. Values that the host does not report are absent.
 pub fn text(snapshot: &Snapshot) -> String {
     let mut text = String::new();
-    let mut add_counts = |name: &str, help: &str, label: &str, counts: &EventCounts| {
-        let samples = counts.iter().map(|(value, count)| (format!("{label}=\"{value}\""), count));
-        add_family(&mut text, name, "counter", help, samples);
-    };
-    add_counts(
-        "granule_events_total",
-        "Events of the host kernel and statistics of KVM.",
-        "event",
-        &snapshot.events,
-    );
-    add_counts("granule_stage2_faults_total", "Stage-2 aborts.", "kind", &snapshot.faults);
-    add_counts("granule_exits_total", "Exits of vCPUs to the program.", "reason", &snapshot.exits);
+    let help = "Events of the host kernel and statistics of KVM.";
+    add_counts(&mut text, "granule_events_total", help, "event", &snapshot.events);
+    // Each abort has a type and an access: the sum of a family is the number of aborts.
+    let kinds = snapshot.faults.iter().filter(|(name, _)| !name.starts_with(ACCESS_PREFIX));
+    let accesses = snapshot.faults.iter();
+    let accesses =
+        accesses.filter_map(|(name, count)| Some((name.strip_prefix(ACCESS_PREFIX)?, count)));
+    let help = "Stage-2 aborts, by type and level.";
+    add_counts(&mut text, "granule_stage2_faults_total", help, "kind", kinds);
+    let help = "Stage-2 aborts, by access.";
+    add_counts(&mut text, "granule_stage2_fault_accesses_total", help, "access", accesses);
+    let help = "Exits of vCPUs to the program.";
+    add_counts(&mut text, "granule_exits_total", help, "reason", &snapshot.exits);
     let pages =
         snapshot.gauges.iter().map(|(name, value)| (format!("statistic=\"{name}\""), value));
     add_family(&mut text, "granule_kvm", "gauge", "Statistics of KVM that rise and fall.", pages);
@@ -40,7 +44,23 @@ pub fn text(snapshot: &Snapshot) -> String {
     let help = "Resident memory of the program outside guest memory.";
     add_family(&mut text, "granule_overhead_bytes", "gauge", help, overhead);
     add_stalls(&mut text, &snapshot.stalls);
+    let lost = snapshot.stalls.get(LOST).into_iter().map(|count| (String::new(), count));
+    let help = "Samples of faults that the kernel dropped: stalls beside them are not recorded.";
+    add_family(&mut text, "granule_stall_samples_lost_total", "counter", help, lost);
     text
+}
+
+/// Adds a family of counters with one label.
+fn add_counts<'a, N: Display>(
+    text: &mut String,
+    name: &str,
+    help: &str,
+    label: &str,
+    counts: impl IntoIterator<Item = (N, &'a u64)>,
+) {
+    let counts = counts.into_iter();
+    let samples = counts.map(|(value, count)| (format!("{label}=\"{value}\""), count));
+    add_family(text, name, "counter", help, samples);
 }
 
 /// Adds a family of samples, each with its labels, unless there is none.
@@ -111,9 +131,12 @@ mod tests {
         stall.record(Duration::from_nanos(1_500));
         let mut stalls = EventCounts::new();
         stall.add_to(&mut stalls, "mmio");
+        stalls.insert(LOST.to_owned(), 5);
+        let mut faults = counts("translation.level2", 3);
+        faults.extend(counts("by.write", 3));
         let snapshot = Snapshot {
             events: counts("kvm_exit", 7),
-            faults: counts("translation.level2", 3),
+            faults,
             exits: counts("mmio-reads", 2),
             gauges: EventCounts::new(),
             resident_bytes: vec![BTreeMap::new(), [(2 << 20, 4 << 20)].into()],
@@ -129,6 +152,7 @@ mod tests {
         for expected in [
             "granule_events_total{event=\"kvm_exit\"} 7",
             "granule_stage2_faults_total{kind=\"translation.level2\"} 3",
+            "granule_stage2_fault_accesses_total{access=\"write\"} 3",
             "granule_exits_total{reason=\"mmio-reads\"} 2",
             "granule_resident_bytes{zone=\"1\",page_bytes=\"2097152\"} 4194304",
             "granule_stage2_table_bytes 4096",
@@ -137,10 +161,11 @@ mod tests {
             "granule_stall_seconds_bucket{cause=\"mmio\",le=\"+Inf\"} 1",
             "granule_stall_seconds_sum{cause=\"mmio\"} 0.000001500",
             "granule_stall_seconds_count{cause=\"mmio\"} 1",
+            "granule_stall_samples_lost_total 5",
         ] {
             assert!(samples.contains(&expected), "{expected}: {text}");
         }
-        assert_eq!(text.matches("# TYPE").count(), 6, "{text}");
-        assert_eq!(samples.len(), 5 + 13, "{text}");
+        assert_eq!(text.matches("# TYPE").count(), 8, "{text}");
+        assert_eq!(samples.len(), 7 + 13, "{text}");
     }
 }

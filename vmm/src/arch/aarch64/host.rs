@@ -29,6 +29,9 @@ pub const LEGACY_SYSCALLS: &[i64] = &[];
 /// Tracepoint of stage-2 aborts.
 pub const FAULT_TRACEPOINT: &str = "kvm_guest_fault";
 
+/// Start of the names in [`FAULT_FILTERS`] that count aborts by access.
+pub const ACCESS_PREFIX: &str = "by.";
+
 /// Event filters that count stage-2 aborts, each with the counter's name.
 pub const FAULT_FILTERS: &[(&str, &CStr)] = &[
     ("translation.level1", c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 1 && !(hsr & 2)"),
@@ -68,7 +71,7 @@ pub fn fault_name(syndrome: u64) -> Option<&'static str> {
 
 /// Returns the names of aborts by type and level.
 pub fn fault_names() -> impl Iterator<Item = &'static str> {
-    FAULT_FILTERS.iter().map(|(name, _)| *name).filter(|name| !name.starts_with("by."))
+    FAULT_FILTERS.iter().map(|(name, _)| *name).filter(|name| !name.starts_with(ACCESS_PREFIX))
 }
 
 /// Event filters that count stage-2 aborts by type, each with the event's name.

@@ -13,6 +13,9 @@ pub const FAULT_TRACEPOINT: &str = "kvm_page_fault";
 /// `granule run` does not support x86_64 guests.
 pub const FAULT_FILTERS: &[(&str, &CStr)] = &[];
 
+/// Start of the names of faults by access: of none, as in [`FAULT_FILTERS`].
+pub const ACCESS_PREFIX: &str = "by.";
+
 /// Field of [`FAULT_TRACEPOINT`] with the level of a fault: none, as in [`FAULT_FILTERS`].
 pub const FAULT_SYNDROME: Option<(&str, &str)> = None;
 
