@@ -107,13 +107,14 @@ pub fn build(
     files: &OpenFiles,
     connections: VmConnections,
 ) -> Result<Vm, VmError> {
-    let has_helper = config.stage2_prefault == Some(Stage2Prefault::Background);
+    let start = Start::new(config, files)?;
+    let prefaults = start.allows_prefault();
+    let stage2_prefault = config.stage2_prefault.filter(|_| prefaults);
+    let has_helper = stage2_prefault == Some(Stage2Prefault::Background);
     kvm::check_vcpu_count(&files.kvm, config.vcpus.saturating_add(has_helper.into()))?;
     let interrupts = interrupt_count(&config.devices)?;
-    let start = Start::new(config, files)?;
-    let populates = !start.fills_on_demand();
     let zones = config.memory.iter();
-    let zones = zones.map(|zone| MemoryZone { prefault: zone.prefault && populates, ..*zone });
+    let zones = zones.map(|zone| MemoryZone { prefault: zone.prefault && prefaults, ..*zone });
     let memory = allocate_memory(&zones.collect::<Vec<_>>(), start.mapped_image())
         .map_err(failed("guest memory cannot be allocated"))?;
     let start = start.with_memory(&memory)?;
@@ -142,8 +143,7 @@ pub fn build(
     let bus = Arc::new(devices.into_bus());
 
     let on_demand = start.load(&vm, &memory, &bus, &vcpus)?;
-    let prefault = config
-        .stage2_prefault
+    let prefault = stage2_prefault
         .map(|mode| stage2_prefault::start(mode, &vm, &vcpus, &memory))
         .transpose()?
         .flatten();

@@ -65,10 +65,10 @@ impl<'a> Start<'a> {
         }
     }
 
-    /// Returns whether memory must not be populated before it is filled: a page that exists is not
-    /// filled.
-    pub const fn fills_on_demand(&self) -> bool {
-        matches!(self, Self::Restore(_, MemorySource::OnDemand(..)))
+    /// Returns whether memory and stage 2 may be populated before the guest accesses them. Otherwise a
+    /// page that exists would not be filled, or each page of a mapped file would be read and copied.
+    pub const fn allows_prefault(&self) -> bool {
+        !matches!(self, Self::Restore(_, MemorySource::Map | MemorySource::OnDemand(..)))
     }
 
     /// Checks that the start fits the memory.
@@ -243,4 +243,30 @@ fn load_memory(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmEr
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::snapshot::{SnapshotDirectory, testing::small_state};
+
+    #[test]
+    fn memory_that_is_restored_on_demand_or_mapped_is_not_populated() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(folder.path()).unwrap();
+        let (name, file) = directory.create_memory().unwrap();
+        directory.commit(&file, &small_state(name)).unwrap();
+        let snapshot = OpenSnapshot::open(folder.path()).unwrap();
+
+        let mut sources = vec![(MemorySource::Copy, true), (MemorySource::Map, false)];
+        match UserFaults::open() {
+            Ok(faults) => sources.push((MemorySource::OnDemand(faults, None), false)),
+            Err(error) => granule_types::testing::skip(format_args!("userfaultfd: {error}")),
+        }
+
+        for (source, expected) in sources {
+            let start = Start::Restore(&snapshot, &source);
+            assert_eq!(start.allows_prefault(), expected, "{source:?}");
+        }
+    }
 }
