@@ -41,6 +41,9 @@ const MEMORY_PREFIX: &str = "memory-";
 const CHANGES_PREFIX: &str = "changes-";
 /// Maximum size of a state; one with 512 vCPUs has some megabytes.
 const MAX_STATE_SIZE: u64 = 64 << 20;
+/// Maximum number of states that are read until all files of one exist. Another VM needs a commit for
+/// each, which takes longer than to open files.
+const MAX_READS: u32 = 8;
 
 /// Directory for snapshots, which is open since the process was confined.
 #[derive(Debug)]
@@ -54,7 +57,8 @@ pub struct SnapshotDirectory {
 }
 
 impl SnapshotDirectory {
-    /// Opens a directory, which is created if it does not exist. It is locked until the value is dropped, because another VM would remove or reuse the files.
+    /// Opens a directory, which is created if it does not exist. It is locked until the value is dropped,
+    /// because another VM would remove or reuse the files.
     ///
     /// # Errors
     /// It cannot be opened or created, is not a directory, or another VM saves to it.
@@ -231,13 +235,37 @@ impl OpenSnapshot {
     /// # Errors
     /// There is none, it is damaged, or another version has written it.
     pub fn open(path: &Path) -> Result<Self, VmError> {
+        Self::open_by(path, || read_state(path))
+    }
+
+    /// Opens the snapshot whose state `read` returns. Another VM may commit a snapshot meanwhile, and
+    /// remove the files that the earlier state names: `read` is then called again.
+    fn open_by(path: &Path, mut read: impl FnMut() -> io::Result<String>) -> Result<Self, VmError> {
         let name = format!("--restore {}", path.display());
-        let text = read_state(path).map_err(failed(name.as_str()))?;
-        let state = VmState::parse(&text).map_err(failed(name.as_str()))?;
+        let mut read = || read().map_err(failed(name.as_str()));
+        let mut text = read()?;
+        let mut opened = Self::open_files(path, &name, &text);
+        for _ in 1..MAX_READS {
+            if opened.is_ok() {
+                break;
+            }
+            let newer = read()?;
+            if newer == text {
+                break;
+            }
+            opened = Self::open_files(path, &name, &newer);
+            text = newer;
+        }
+        opened
+    }
+
+    /// Parses a state and opens the files that it names.
+    fn open_files(path: &Path, name: &str, text: &str) -> Result<Self, VmError> {
+        let state = VmState::parse(text).map_err(failed(name))?;
         let open = |prefix: &str, kind: &str, file: &str| {
             if file_number(prefix, file).is_none() {
                 let text = format!("the state names '{file}', which is no {kind} file");
-                return Err(failed(name.as_str())(text));
+                return Err(failed(name)(text));
             }
             let opened = File::open(path.join(file)).map_err(failed(format!("{name}: {file}")))?;
             Ok(Arc::new(opened))
@@ -246,7 +274,7 @@ impl OpenSnapshot {
         let changes = state.changes.iter();
         let changes = changes.map(|changes| open(CHANGES_PREFIX, "changes", &changes.name));
         let changes = changes.collect::<Result<_, _>>()?;
-        Ok(Self { state, memory, changes, name })
+        Ok(Self { state, memory, changes, name: name.to_owned() })
     }
 }
 
@@ -358,6 +386,32 @@ mod tests {
 
         // The VM that was restored from it still has the file.
         assert_eq!(restored.memory.metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn the_state_is_read_again_if_its_files_are_replaced_meanwhile() {
+        let (_folder, path) = new_directory();
+        let directory = SnapshotDirectory::open(&path).unwrap();
+        save(&directory, 1);
+        // Another VM commits after each of the first `commits` reads.
+        let open = |commits| {
+            let mut reads = 0;
+            let opened = OpenSnapshot::open_by(&path, || {
+                let text = read_state(&path);
+                if reads < commits {
+                    save(&directory, 10 + reads);
+                }
+                reads += 1;
+                text
+            });
+            (opened.map(|snapshot| snapshot.state.config.vcpus).ok(), reads)
+        };
+
+        assert_eq!(open(2), (Some(11), 3));
+        assert_eq!(open(u32::MAX), (None, MAX_READS));
+        let memory = OpenSnapshot::open(&path).unwrap().state.memory;
+        fs::remove_file(path.join(memory)).unwrap();
+        assert_eq!(open(0), (None, 2));
     }
 
     #[test]
