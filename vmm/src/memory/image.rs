@@ -5,7 +5,7 @@
 //! are not zero are written. The checksum covers the written pages with their offsets, so it does not
 //! depend on where the file system has holes.
 
-use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _};
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _, thread};
 
 use flate2::Crc;
 use granule_types::units::{Bytes, GuestAddress};
@@ -65,31 +65,58 @@ pub fn save(
     Ok(pages.data())
 }
 
-/// Copies an image to memory that holds zeros.
+/// Copies an image to memory that holds zeros, by up to `threads` threads.
 ///
 /// # Errors
 /// The file cannot be read, or has another size.
-pub fn load(memory: &GuestMemory, file: &File) -> Result<ImageData, MemoryError> {
+pub fn load(memory: &GuestMemory, file: &File, threads: usize) -> Result<ImageData, MemoryError> {
     let failed = |source| MemoryError::Image { operation: "read", source };
     check_size(memory, file)?;
-    let mut pages = Pages::default();
-    let mut buffer = vec![0; CHUNK];
+    let mut parts = Vec::new();
     for (start, ram) in file_offsets(memory) {
-        for part in file_data(file, start..start + ram.size().0).map_err(failed)? {
-            for (offset, length) in chunks(part) {
-                let bytes = &mut buffer[..length];
-                file.read_exact_at(bytes, offset).map_err(failed)?;
-                for data in pages.add(offset, bytes) {
-                    let address = ram.start().0 + offset - start + data.start as u64;
-                    memory
-                        .map()
-                        .write_slice(&bytes[data], GuestAddress(address))
-                        .map_err(|error| failed(io::Error::other(error)))?;
-                }
-            }
+        for data in file_data(file, start..start + ram.size().0).map_err(failed)? {
+            let address = ram.start().0.wrapping_sub(start);
+            parts.extend(chunks(data).map(|(offset, length)| (address, offset, length)));
         }
     }
-    Ok(pages.data())
+    let of_thread = parts.len().div_ceil(threads.max(1)).max(1);
+    let load = |parts| load_parts(memory, file, parts);
+    let pages = thread::scope(|scope| {
+        let mut parts = parts.chunks(of_thread);
+        let first = parts.next().unwrap_or_default();
+        let others: Vec<_> = parts.map(|parts| scope.spawn(move || load(parts))).collect();
+        others.into_iter().fold(load(first), |pages, thread| {
+            let panicked = |_| Err(failed(io::Error::other("a thread panicked")));
+            let (mut pages, other) = (pages?, thread.join().unwrap_or_else(panicked)?);
+            pages.append(&other);
+            Ok(pages)
+        })
+    });
+    Ok(pages?.data())
+}
+
+/// Copies parts of an image: each has the distance of guest addresses from offsets in the file, its
+/// offset and its length.
+fn load_parts(
+    memory: &GuestMemory,
+    file: &File,
+    parts: &[(u64, u64, usize)],
+) -> Result<Pages, MemoryError> {
+    let failed = |source| MemoryError::Image { operation: "read", source };
+    let mut pages = Pages::default();
+    let mut buffer = vec![0; CHUNK];
+    for &(distance, offset, length) in parts {
+        let bytes = &mut buffer[..length];
+        file.read_exact_at(bytes, offset).map_err(failed)?;
+        for data in pages.add(offset, bytes) {
+            let address = distance.wrapping_add(offset + data.start as u64);
+            memory
+                .map()
+                .write_slice(&bytes[data], GuestAddress(address))
+                .map_err(|error| failed(io::Error::other(error)))?;
+        }
+    }
+    Ok(pages)
 }
 
 /// Checks that a file has the size of an image of this memory.
@@ -176,6 +203,12 @@ impl Pages {
         parts
     }
 
+    /// Adds pages that follow these.
+    fn append(&mut self, next: &Self) {
+        self.count += next.count;
+        self.crc.combine(&next.crc);
+    }
+
     fn data(&self) -> ImageData {
         ImageData { bytes: Bytes(self.count * PAGE as u64), crc: self.crc.sum() }
     }
@@ -217,15 +250,19 @@ mod tests {
             let (Some(saved), Some(restored)) = (memory(backing), memory(backing)) else {
                 continue;
             };
-            for (offset, value) in [(0x1000, 7_u64), (0x2008, 9), (0x40_0000, 11), (0x7f_f000, 1)] {
+            for (offset, value) in
+                [(0x1000, 7_u64), (0x20_2008, 9), (0x40_0000, 11), (0x7f_f000, 1)]
+            {
                 saved.map().write_obj(value, GuestAddress(START.0 + offset)).unwrap();
             }
             let file = tempfile::tempfile().unwrap();
 
             let written = save(&saved, &page_map(), &file, &|| Ok(())).unwrap();
-            let read = load(&restored, &file).unwrap();
-
-            assert_eq!((written.bytes, written), (Bytes(4 * PAGE as u64), read), "{backing}");
+            // Four pages in four chunks.
+            for threads in [1, 3, 8] {
+                let read = load(&restored, &file, threads).unwrap();
+                assert_eq!((written.bytes, written), (Bytes(4 * PAGE as u64), read), "{backing}");
+            }
             let [mut before, mut after] = [vec![0; 8 << 20], vec![0; 8 << 20]];
             saved.map().read_slice(&mut before, START).unwrap();
             restored.map().read_slice(&mut after, START).unwrap();
@@ -273,9 +310,9 @@ mod tests {
         let written = save(&memory, &page_map(), &file, &|| Ok(())).unwrap();
 
         file.write_all_at(&[5], 0x3000).unwrap();
-        let changed = load(&memory, &file).unwrap();
+        let changed = load(&memory, &file, 2).unwrap();
         file.set_len(4096).unwrap();
-        let error = load(&memory, &file).unwrap_err();
+        let error = load(&memory, &file, 2).unwrap_err();
 
         assert_ne!(written.crc, changed.crc);
         let text = std::error::Error::source(&error).unwrap().to_string();
@@ -298,7 +335,7 @@ mod tests {
         mapped.map().write_obj(4_u64, START).unwrap();
 
         assert_eq!(value, 3);
-        assert_eq!(load(&saved, &file).unwrap(), written);
+        assert_eq!(load(&saved, &file, 2).unwrap(), written);
         // An image of mapped memory also has pages that were not touched.
         let file = tempfile::tempfile().unwrap();
         let again = save(&mapped, &page_map(), &file, &|| Ok(())).unwrap();

@@ -320,7 +320,7 @@ mod tests {
         }
         let base = OpenSnapshot::open(path).unwrap().memory;
         let target = memory();
-        image::load(&target, &base).unwrap();
+        image::load(&target, &base, 1).unwrap();
         image.apply_changes(&target).unwrap();
         first_bytes(&target)
     }

@@ -234,7 +234,9 @@ fn check_zones(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmEr
 
 fn load_memory(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmError> {
     let state = &snapshot.state;
-    let data = image::load(memory, &snapshot.memory).map_err(failed(snapshot.name.as_str()))?;
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let data =
+        image::load(memory, &snapshot.memory, threads).map_err(failed(snapshot.name.as_str()))?;
     if data.crc != state.memory_crc || data.bytes != state.data_bytes {
         return Err(VmError::Refused(format!(
             "{}: {} is damaged: its {} of data have the checksum {:08x}, and the snapshot had {} \

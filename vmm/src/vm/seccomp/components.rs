@@ -198,7 +198,7 @@ fn save_and_restore(
     }
     let image = save_changes(directory, base, changes, zone(Backing::Anonymous));
     let copied = allocate_memory(&[zone(Backing::Shmem)], None).unwrap();
-    image::load(&copied, base).unwrap();
+    image::load(&copied, base, 2).unwrap();
     let zones = [zone(Backing::Anonymous)];
     let mapped = allocate_memory(&zones, Some(Arc::clone(base))).unwrap();
     for memory in [&copied, &mapped] {

@@ -51,7 +51,7 @@ const ALL_THREAD_CALLS: &[AllowedCall] = &[
     (libc::SYS_rt_sigaction, "kick::KickTarget, handler of SIGSYS"),
     (libc::SYS_rt_sigprocmask, "thread start of the C library, Signals::release"),
     (libc::SYS_rt_sigreturn, "return from signal handlers"),
-    (libc::SYS_sched_getaffinity, "available_parallelism, for prefaulting"),
+    (libc::SYS_sched_getaffinity, "available_parallelism, for memory"),
     (libc::SYS_sched_yield, "locks that spin"),
     (libc::SYS_sigaltstack, "thread start of the standard library"),
     (libc::SYS_tgkill, "kick::Kicker, raise"),
