@@ -2,8 +2,8 @@
 //! Histograms of durations, each of one cause: `mmio` is the time that vCPUs are not in the guest
 //! because the program emulates a device for them, and those of stage-2 faults (`vm::fault_stalls`) are by
 //! type and level. `userfaultfd` is the time to answer a fault of a VM that is restored on demand,
-//! without the wait behind other faults. Those of the dirty log are durations of requests, during which faults of the
-//! guest may wait for KVM's locks.
+//! without the wait behind other faults. Those of the dirty log are durations of operations on it, during
+//! which faults of the guest may wait for KVM's locks.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

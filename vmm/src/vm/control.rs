@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Executes requests of the [control socket](super::api) on the main thread.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use granule_types::{error_text, units::Bytes};
 use serde_json::{Value, json};
@@ -29,11 +26,7 @@ use crate::{
         stage2_tables::{Stage2Leaves, leaf_size},
     },
     memory::on_demand::OnDemand,
-    stalls::StallHistogram,
 };
-
-/// Histograms of durations by operation.
-type DirtyCosts = BTreeMap<&'static str, StallHistogram>;
 
 /// Executes the requests of a running VM on the main thread and records its phases.
 pub struct VmController<'a> {
@@ -45,8 +38,6 @@ pub struct VmController<'a> {
     writes_statistics: bool,
     /// Number of this boot, counted from 1.
     boot_count: u32,
-    /// Durations of the control socket's operations on the dirty logs.
-    dirty_costs: DirtyCosts,
     dirty_logs: DirtyLogs,
     /// Log for incremental snapshots, if the run takes such.
     changes: Option<ChangeLog>,
@@ -73,7 +64,6 @@ impl<'a> VmController<'a> {
             boot_stats: BootStats::default(),
             writes_statistics,
             boot_count,
-            dirty_costs: DirtyCosts::default(),
             dirty_logs: DirtyLogs::default(),
             changes,
             snapshots,
@@ -100,7 +90,7 @@ impl<'a> VmController<'a> {
     /// Reads the statistics, with the durations of operations on the dirty logs.
     fn read_statistics(&mut self) -> Result<Snapshot, VmError> {
         let mut snapshot = self.reader.read()?;
-        for (name, durations) in &self.dirty_costs {
+        for (name, durations) in self.dirty_logs.durations() {
             durations.add_to(&mut snapshot.stalls, name);
         }
         Ok(snapshot)
@@ -144,12 +134,10 @@ impl<'a> VmController<'a> {
                               incremental=on to control it";
                 return error_response(409, reason);
             }
-            ApiRequest::DirtyLogging(true) => {
-                return self.timed("dirty-start", Self::start_logging);
-            }
-            ApiRequest::DirtyLogging(false) => return self.timed("dirty-stop", Self::stop_logging),
-            ApiRequest::DirtyPages => return self.timed("dirty-read", Self::dirty_pages),
-            ApiRequest::ClearDirtyLog => return self.timed("dirty-clear", Self::clear_dirty_logs),
+            ApiRequest::DirtyLogging(true) => return to_response(self.start_logging()),
+            ApiRequest::DirtyLogging(false) => return to_response(self.stop_logging()),
+            ApiRequest::DirtyPages => return to_response(self.dirty_pages()),
+            ApiRequest::ClearDirtyLog => return to_response(self.clear_dirty_logs()),
             ApiRequest::ResizeBalloon(size) => return self.set_balloon(size),
         }
         (200, self.state().into())
@@ -292,18 +280,6 @@ impl<'a> VmController<'a> {
         balloon.set_target(size);
         let sizes = json!({ "wanted_bytes": size.0, "actual_bytes": balloon.actual_size().0 });
         (200, sizes.into())
-    }
-
-    /// Executes an operation on the dirty logs and records its duration.
-    fn timed(
-        &mut self,
-        name: &'static str,
-        operation: impl FnOnce(&mut Self) -> Result<Value, KvmError>,
-    ) -> Response {
-        let start = Instant::now();
-        let result = operation(self);
-        self.dirty_costs.entry(name).or_default().record(start.elapsed());
-        to_response(result)
     }
 
     fn counters(&mut self, body: impl FnOnce(&Snapshot) -> Body) -> Response {

@@ -1,20 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Dirty logs of all memslots of a VM.
+//! Dirty logs of all memslots of a VM, and the durations of operations on them.
+
+use std::{collections::BTreeMap, time::Instant};
 
 use super::builder::Vm;
-use crate::kvm::{
-    KvmError,
-    memslot::{DirtyLog, DirtyMode, Memslot},
+use crate::{
+    kvm::{
+        KvmError,
+        memslot::{DirtyLog, DirtyMode, Memslot},
+    },
+    stalls::StallHistogram,
 };
 
-/// Dirty logs, one for each memslot; none while logging is off.
+/// Dirty logs.
 #[derive(Debug, Default)]
-pub struct DirtyLogs(Vec<DirtyLog>);
+pub struct DirtyLogs {
+    /// One for each memslot; none while logging is off.
+    logs: Vec<DirtyLog>,
+    /// Durations of each operation, during which faults of the guest may wait for KVM's locks.
+    durations: BTreeMap<&'static str, StallHistogram>,
+}
 
 impl DirtyLogs {
     /// Returns whether logging is on.
     pub const fn are_on(&self) -> bool {
-        !self.0.is_empty()
+        !self.logs.is_empty()
+    }
+
+    /// Returns the durations of each operation.
+    pub const fn durations(&self) -> &BTreeMap<&'static str, StallHistogram> {
+        &self.durations
+    }
+
+    /// Executes an operation and records its duration.
+    fn timed<T>(&mut self, name: &'static str, operation: impl FnOnce(&mut Self) -> T) -> T {
+        let start = Instant::now();
+        let result = operation(self);
+        self.durations.entry(name).or_default().record(start.elapsed());
+        result
     }
 
     /// Starts logging, unless it is on.
@@ -25,7 +48,7 @@ impl DirtyLogs {
         if self.are_on() {
             return Ok(());
         }
-        self.start_all(vm, mode).inspect_err(|_| {
+        self.timed("dirty-start", |logs| logs.start_all(vm, mode)).inspect_err(|_| {
             // The first error is returned.
             let _ = self.stop(vm);
         })
@@ -36,7 +59,7 @@ impl DirtyLogs {
             let mut log = DirtyLog::new(&vm.fd, mode, vm.rings.clone())?;
             let switched = log.set_enabled(&vm.fd, slot, true);
             // The log is kept even after an error, so that `stop` stops it.
-            self.0.push(log);
+            self.logs.push(log);
             switched?;
         }
         Ok(())
@@ -44,8 +67,11 @@ impl DirtyLogs {
 
     /// Stops all logs, even if one of them fails.
     pub fn stop(&mut self, vm: &Vm) -> Result<(), KvmError> {
-        let logs = vm.slots.iter().zip(self.0.drain(..));
-        logs.map(|(slot, mut log)| log.set_enabled(&vm.fd, slot, false)).fold(Ok(()), Result::and)
+        self.timed("dirty-stop", |own| {
+            let logs = vm.slots.iter().zip(own.logs.drain(..));
+            let stopped = logs.map(|(slot, mut log)| log.set_enabled(&vm.fd, slot, false));
+            stopped.fold(Ok(()), Result::and)
+        })
     }
 
     /// Calls `report` for each memslot with the pages that were written since the start of logging or
@@ -56,10 +82,12 @@ impl DirtyLogs {
         mut report: impl FnMut(&Memslot, &[u64]),
     ) -> Result<(), KvmError> {
         self.require_on()?;
-        for (slot, log) in vm.slots.iter().zip(&mut self.0) {
-            report(slot, &log.read(&vm.fd, slot)?);
-        }
-        Ok(())
+        self.timed("dirty-read", |own| {
+            for (slot, log) in vm.slots.iter().zip(&mut own.logs) {
+                report(slot, &log.read(&vm.fd, slot)?);
+            }
+            Ok(())
+        })
     }
 
     /// Clears the logs, and calls `report` for each memslot with the pages of its log.
@@ -72,14 +100,16 @@ impl DirtyLogs {
         mut report: impl FnMut(usize, &[u64]),
     ) -> Result<(), KvmError> {
         self.require_on()?;
-        for (index, (slot, log)) in vm.slots.iter().zip(&mut self.0).enumerate() {
-            report(index, &log.read_and_clear(&vm.fd, slot)?);
-        }
-        Ok(())
+        self.timed("dirty-clear", |own| {
+            for (index, (slot, log)) in vm.slots.iter().zip(&mut own.logs).enumerate() {
+                report(index, &log.read_and_clear(&vm.fd, slot)?);
+            }
+            Ok(())
+        })
     }
 
     const fn require_on(&self) -> Result<(), KvmError> {
-        if self.0.is_empty() {
+        if self.logs.is_empty() {
             return Err(KvmError::NotLogging);
         }
         Ok(())
