@@ -8,7 +8,7 @@
 //!
 //! The first line is written when the others are on the disk: a file without it starts with a zero or is
 //! empty, and is recorded again. A temporary file and its renaming would need more rights of the
-//! [confined](super::super::sandbox) process: to create and remove files in the folder.
+//! confined process (`vm::sandbox`): to create and remove files in the folder.
 
 use std::{
     fs::{File, OpenOptions},
