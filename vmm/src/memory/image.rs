@@ -5,14 +5,14 @@
 //! are not zero are written. The checksum covers the written pages with their offsets, so it does not
 //! depend on where the file system has holes.
 
-use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _, thread};
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _};
 
 use flate2::Crc;
 use granule_types::units::{Bytes, GuestAddress};
 use rustix::{fs::SeekFrom, io::Errno};
 use vm_memory::Bytes as _;
 
-use super::{GuestMemory, GuestRam, MemoryError, PageMap, parts};
+use super::{GuestMemory, GuestRam, MemoryError, PageMap, parts, threads::in_threads};
 
 /// Granule in which zeros are recognised. Offsets in the file are multiples of it.
 pub(super) const PAGE: usize = 4096;
@@ -75,45 +75,31 @@ pub fn load(memory: &GuestMemory, file: &File, threads: usize) -> Result<ImageDa
     let mut parts = Vec::new();
     for (start, ram) in file_offsets(memory) {
         for data in file_data(file, start..start + ram.size().0).map_err(failed)? {
-            let address = ram.start().0.wrapping_sub(start);
-            parts.extend(chunks(data).map(|(offset, length)| (address, offset, length)));
+            let address = |offset| GuestAddress(ram.start().0 + offset - start);
+            parts.extend(chunks(data).map(|(offset, length)| (address(offset), offset, length)));
         }
     }
     let of_thread = parts.len().div_ceil(threads.max(1)).max(1);
-    let load = |parts| load_parts(memory, file, parts);
-    let pages = thread::scope(|scope| {
-        let mut parts = parts.chunks(of_thread);
-        let first = parts.next().unwrap_or_default();
-        let others: Vec<_> = parts.map(|parts| scope.spawn(move || load(parts))).collect();
-        others.into_iter().fold(load(first), |pages, thread| {
-            let panicked = |_| Err(failed(io::Error::other("a thread panicked")));
-            let (mut pages, other) = (pages?, thread.join().unwrap_or_else(panicked)?);
-            pages.append(&other);
-            Ok(pages)
-        })
-    });
-    Ok(pages?.data())
+    let loaded = in_threads(parts.chunks(of_thread), |parts| load_parts(memory, file, parts));
+    let mut pages = Pages::default();
+    loaded.map_err(failed)?.iter().for_each(|next| pages.append(next));
+    Ok(pages.data())
 }
 
-/// Copies parts of an image: each has the distance of guest addresses from offsets in the file, its
-/// offset and its length.
+/// Copies parts of an image: each has its guest address, its offset in the file and its length.
 fn load_parts(
     memory: &GuestMemory,
     file: &File,
-    parts: &[(u64, u64, usize)],
-) -> Result<Pages, MemoryError> {
-    let failed = |source| MemoryError::Image { operation: "read", source };
+    parts: &[(GuestAddress, u64, usize)],
+) -> io::Result<Pages> {
     let mut pages = Pages::default();
     let mut buffer = vec![0; CHUNK];
-    for &(distance, offset, length) in parts {
+    for &(address, offset, length) in parts {
         let bytes = &mut buffer[..length];
-        file.read_exact_at(bytes, offset).map_err(failed)?;
+        file.read_exact_at(bytes, offset)?;
         for data in pages.add(offset, bytes) {
-            let address = distance.wrapping_add(offset + data.start as u64);
-            memory
-                .map()
-                .write_slice(&bytes[data], GuestAddress(address))
-                .map_err(|error| failed(io::Error::other(error)))?;
+            let address = GuestAddress(address.0 + data.start as u64);
+            memory.map().write_slice(&bytes[data], address).map_err(io::Error::other)?;
         }
     }
     Ok(pages)
@@ -247,26 +233,27 @@ mod tests {
     #[test]
     fn an_image_has_the_pages_that_are_not_zero_on_each_backing() {
         for backing in ["anonymous", "anonymous_thp", "anonymous_hugetlb_2mb", "shmem"] {
-            let (Some(saved), Some(restored)) = (memory(backing), memory(backing)) else {
-                continue;
-            };
+            let Some(saved) = memory(backing) else { continue };
             for (offset, value) in
                 [(0x1000, 7_u64), (0x20_2008, 9), (0x40_0000, 11), (0x7f_f000, 1)]
             {
                 saved.map().write_obj(value, GuestAddress(START.0 + offset)).unwrap();
             }
             let file = tempfile::tempfile().unwrap();
+            let mut before = vec![0; 8 << 20];
+            saved.map().read_slice(&mut before, START).unwrap();
 
             let written = save(&saved, &page_map(), &file, &|| Ok(())).unwrap();
+
             // Four pages in four chunks.
             for threads in [1, 3, 8] {
+                let Some(restored) = memory(backing) else { continue };
                 let read = load(&restored, &file, threads).unwrap();
                 assert_eq!((written.bytes, written), (Bytes(4 * PAGE as u64), read), "{backing}");
+                let mut after = vec![0; 8 << 20];
+                restored.map().read_slice(&mut after, START).unwrap();
+                assert!(before == after, "{backing}, {threads} threads");
             }
-            let [mut before, mut after] = [vec![0; 8 << 20], vec![0; 8 << 20]];
-            saved.map().read_slice(&mut before, START).unwrap();
-            restored.map().read_slice(&mut after, START).unwrap();
-            assert!(before == after, "{backing}");
         }
     }
 

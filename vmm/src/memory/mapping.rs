@@ -9,12 +9,12 @@
 //! `kvm_alloc_memslot_metadata` in Linux). The memory is therefore placed at the first address of
 //! the reservation that is congruent to the guest address.
 
-use std::{fs::File, io, iter, ops::Range, ptr, sync::Arc, thread};
+use std::{fs::File, io, iter, ops::Range, ptr, sync::Arc};
 
 use granule_types::units::{Bytes, GuestAddress, HostVirtAddr};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
-use super::{BackingPlan, MemoryError, image::file_data, pagemap::PageMap};
+use super::{BackingPlan, MemoryError, image::file_data, pagemap::PageMap, threads::in_threads};
 
 /// `madvise` advice of Linux 6.1 and later, which some C libraries do not define.
 const MADV_COLLAPSE: i32 = 25;
@@ -187,19 +187,10 @@ impl Mapping {
         let page = usize::try_from(self.plan.page_size().0).unwrap_or(usize::MAX);
         let part = self.len.div_ceil(threads.max(1)).next_multiple_of(page);
         let populate = |offset| self.populate_range(offset, part.min(self.len - offset));
-        let result = thread::scope(|scope| {
-            let others: Vec<_> = (0..self.len)
-                .step_by(part)
-                .skip(1)
-                .map(|offset| scope.spawn(move || populate(offset)))
-                .collect();
-            let first = populate(0);
-            others.into_iter().fold(first, |result, thread| {
-                let panicked = |_| Err(io::Error::other("a thread panicked"));
-                result.and(thread.join().unwrap_or_else(panicked))
-            })
-        });
-        result.map_err(|error| self.error("populating the memory (MADV_POPULATE_WRITE)", error))
+        let result = in_threads((0..self.len).step_by(part), populate);
+        result
+            .map(drop)
+            .map_err(|error| self.error("populating the memory (MADV_POPULATE_WRITE)", error))
     }
 
     /// Populates `len` bytes at `offset`, which must lie in the memory, without writing to them.

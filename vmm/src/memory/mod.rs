@@ -28,6 +28,7 @@ mod pagemap;
 mod parts;
 mod plan;
 mod residency;
+mod threads;
 pub mod user_faults;
 
 pub use guest_ram::{GuestMemory, GuestRam, RamOptions};
