@@ -6,8 +6,8 @@ use std::{num::NonZeroU32, path::PathBuf};
 use thiserror::Error;
 
 use crate::{
-    costs::CostTable, interval::IntervalArguments, observe::arguments::TraceArguments,
-    tlb::TlbArguments,
+    costs::CostTable, hexadecimal::hexadecimal, interval::IntervalArguments,
+    observe::arguments::TraceArguments, tlb::TlbArguments,
 };
 
 /// Arguments of the plugin.
@@ -48,7 +48,8 @@ pub enum ArgumentError {
     /// Error returned for an unknown argument or an invalid value.
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, span=NAME:HEXADDRESS, \
-         interval=NAME:HEXSTART:HEXEND:HEXCANCEL, instructions=on, stores=on, barriers=on, quantum=NANOSECONDS, seed=NUMBER, \
+         interval=NAME:HEXSTART:HEXEND:HEXCANCEL, instructions=on, stores=on, barriers=on, \
+         quantum=NANOSECONDS, seed=NUMBER, \
          cost=CLASS:PICOSECONDS, tlb=FIRST:WAYSxSETS, grain=BYTES, linear=HEXSTART:HEXEND, \
          guest=HEXENTRY:HEXEXIT, trace=FILE, function=NUMBER:HEXADDRESS:HEXEND, \
          cold=NUMBER:HEXADDRESS:HEXEND, lock=NUMBER:HEXOFFSET, physical=NUMBER, \
@@ -148,10 +149,7 @@ fn function(key: &'static str, value: &str) -> Result<(String, u64), ArgumentErr
     value
         .split_once(':')
         .filter(|(name, _)| !name.is_empty())
-        .and_then(|(name, address)| {
-            let digits = address.trim_start_matches("0x");
-            Some((name.to_owned(), u64::from_str_radix(digits, 16).ok()?))
-        })
+        .and_then(|(name, address)| Some((name.to_owned(), hexadecimal(address)?)))
         .ok_or_else(|| ArgumentError::MalformedFunction { key, value: value.to_owned() })
 }
 

@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::segments::Event;
+use crate::{hexadecimal::hexadecimal, segments::Event};
 
 /// Name of an interval and the virtual addresses of its functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl IntervalArguments {
         let name = parts.next().filter(|name| !name.is_empty())?.to_owned();
         let mut functions = [0; 3];
         for function in &mut functions {
-            *function = u64::from_str_radix(parts.next()?.trim_start_matches("0x"), 16).ok()?;
+            *function = hexadecimal(parts.next()?)?;
         }
         parts.next().is_none().then_some(Self { name, functions })
     }

@@ -41,6 +41,7 @@ pub mod costs;
 pub mod decode;
 #[cfg(not(test))]
 pub mod glib;
+mod hexadecimal;
 #[cfg(not(test))]
 pub mod interface;
 pub mod interval;

@@ -111,14 +111,11 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
 /// too. A kernel without a `System.map` leaves it out.
 fn fault_interval(kernel: &Kernel, job: &PlannedJob) -> String {
     let is_measured = job.job.argv.iter().any(|word| word == "--fault-stalls");
-    let [Ok(start), Ok(end), Ok(cancel)] =
-        FAULT_FUNCTIONS.map(|name| kernel.required_function(name))
-    else {
-        return String::new();
-    };
-    match is_measured && job.guest_vcpus == 1 {
-        true => format!(",interval={FAULT_STALLS}:{start:x}:{end:x}:{cancel:x}"),
-        false => String::new(),
+    match FAULT_FUNCTIONS.map(|name| kernel.required_function(name)) {
+        [Ok(start), Ok(end), Ok(cancel)] if is_measured && job.guest_vcpus == 1 => {
+            format!(",interval={FAULT_STALLS}:{start:x}:{end:x}:{cancel:x}")
+        }
+        _ => String::new(),
     }
 }
 

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use super::functions::{Function, Lock};
+use crate::hexadecimal::hexadecimal;
 
 /// A call that frees stage-2 tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,37 +57,36 @@ pub struct TraceArguments {
 impl TraceArguments {
     /// Sets an argument; `None` if it is none of the trace, or malformed.
     pub fn set(&mut self, key: &str, value: &str) -> Option<()> {
-        let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
         let mut parts = value.split(':');
         let mut part = || parts.next();
         match key {
             "trace" if !value.is_empty() => self.file = Some(PathBuf::from(value)),
             "function" => {
                 let number = part()?.parse().ok()?;
-                let (start, end) = (hex(part()?)?, hex(part()?)?);
+                let (start, end) = (hexadecimal(part()?)?, hexadecimal(part()?)?);
                 self.functions.push(Function { number, start, end, cold: Vec::new() });
             }
             "cold" => {
                 let number: u16 = part()?.parse().ok()?;
-                let range = hex(part()?)?..hex(part()?)?;
+                let range = hexadecimal(part()?)?..hexadecimal(part()?)?;
                 let function = self.functions.iter_mut().find(|one| one.number == number)?;
                 function.cold.push(range);
             }
             "lock" => {
                 let function = part()?.parse().ok()?;
-                self.locks.push(Lock { function, offset: hex(part()?)? });
+                self.locks.push(Lock { function, offset: hexadecimal(part()?)? });
             }
             "physical" => self.physical.push(part()?.parse().ok()?),
             "load" => {
                 let function = part()?.parse().ok()?;
                 let argument = part()?.parse().ok().filter(|number| *number < 4)?;
                 let pointer = part()?.parse().ok().filter(|number| *number < 4)?;
-                let offset = hex(part()?)?;
+                let offset = hexadecimal(part()?)?;
                 self.loads.push(LoadedArgument { function, argument, pointer, offset });
             }
             "free" => {
-                let address = hex(part()?)?;
-                self.frees.push(FreeingCall { address, offset: hex(part()?)? });
+                let address = hexadecimal(part()?)?;
+                self.frees.push(FreeingCall { address, offset: hexadecimal(part()?)? });
             }
             "threads" if value == "on" => self.has_threads = true,
             "stacks" if value == "off" => self.omits_stacks = true,
