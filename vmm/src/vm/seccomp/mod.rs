@@ -14,9 +14,10 @@ mod tests;
 
 use std::{io, path::Path, sync::OnceLock};
 
-use seccompiler::{BpfProgram, apply_filter};
+use seccompiler::apply_filter;
 use vmm_sys_util::signal::register_signal_handler;
 
+use self::program::{Actions, Program};
 use super::{
     fatal_signals::end_process,
     outcome::{VmError, failed},
@@ -126,34 +127,49 @@ pub enum ThreadRole {
 }
 
 impl ThreadRole {
-    fn allowed_calls(self) -> impl Iterator<Item = &'static AllowedCall> {
-        let lists: &[&[AllowedCall]] = match self {
+    const fn allowed_calls(self) -> &'static [&'static [AllowedCall]] {
+        match self {
             Self::Main => &[ALL_THREAD_CALLS, VCPU_CALLS, API_CALLS, MAIN_CALLS],
             Self::Vcpu => &[ALL_THREAD_CALLS, VCPU_CALLS],
             Self::Console => &[ALL_THREAD_CALLS],
             Self::Api => &[ALL_THREAD_CALLS, API_CALLS],
-        };
-        lists.iter().copied().flatten()
+        }
     }
 
-    fn allowed_numbers(self) -> Vec<i64> {
-        let legacy: &[i64] = match self {
-            Self::Main => host::LEGACY_SYSCALLS,
-            _ => &[],
-        };
-        let numbers = self.allowed_calls().map(|(number, _)| *number).chain(legacy.iter().copied());
-        #[cfg(test)]
-        let numbers = numbers.filter(|number| Some(*number) != tests::removed_call());
-        numbers.collect()
+    const fn actions(self) -> Actions {
+        let mut actions = Actions::NONE;
+        let lists = self.allowed_calls();
+        let (mut list, mut call) = (0, 0);
+        while list < lists.len() {
+            while call < lists[list].len() {
+                actions.allow(lists[list][call].0);
+                call += 1;
+            }
+            (list, call) = (list + 1, 0);
+        }
+        if matches!(self, Self::Main) {
+            while call < host::LEGACY_SYSCALLS.len() {
+                actions.allow(host::LEGACY_SYSCALLS[call]);
+                call += 1;
+            }
+            call = 0;
+        }
+        while call < ARGUMENT_RESTRICTED_CALLS.len() {
+            let (number, values) = ARGUMENT_RESTRICTED_CALLS[call];
+            actions.allow_second_argument(number, values);
+            call += 1;
+        }
+        actions
     }
 
-    fn compile_filter(self) -> BpfProgram {
-        let number = |call| u32::try_from(call).expect("numbers of system calls are small");
-        let restricted = ARGUMENT_RESTRICTED_CALLS.iter();
-        let restricted: Vec<_> =
-            restricted.map(|(call, values)| (number(*call), *values)).collect();
-        let calls = self.allowed_numbers().into_iter().map(number).collect();
-        program::compile(&calls, &restricted)
+    fn filter(self) -> &'static Program {
+        static FILTERS: [Program; 4] = [
+            Program::compile(&ThreadRole::Main.actions()),
+            Program::compile(&ThreadRole::Vcpu.actions()),
+            Program::compile(&ThreadRole::Console.actions()),
+            Program::compile(&ThreadRole::Api.actions()),
+        ];
+        &FILTERS[self as usize]
     }
 
     /// Limits the calling thread, and threads that it starts, to the system calls of this role.
@@ -163,7 +179,11 @@ impl ThreadRole {
         }
         register_signal_handler(libc::SIGSYS, report_forbidden_call)
             .map_err(failed("the handler of SIGSYS cannot be installed"))?;
-        apply_filter(&self.compile_filter())
+        #[cfg(test)]
+        if let Some(filter) = tests::filter_without_removed_call(self) {
+            return apply_filter(filter.as_slice()).map_err(failed("a filter of a test"));
+        }
+        apply_filter(self.filter().as_slice())
             .map_err(failed("a seccomp filter cannot be installed; --sandbox off runs without it"))
     }
 }

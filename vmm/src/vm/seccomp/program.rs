@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The BPF program of a filter, a binary search by the number of the system call
-//! (`Documentation/userspace-api/seccomp_filter.rst`).
+//! (`Documentation/userspace-api/seccomp_filter.rst`), compiled when the crate is built.
 //!
 //! The kernel evaluates a new filter for each number of a system call, to learn which ones it allows
 //! whatever their arguments. `seccompiler` compares the number with each allowed one, in a chain of
 //! two instructions each; a search needs eight comparisons.
+//!
+//! In constants, an index beyond an array's end or a panic fails the build: a filter that is too long
+//! does not compile.
 
-use std::collections::BTreeSet;
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "numbers of calls and lengths are below the sizes of the arrays that they index"
+)]
 
-use seccompiler::{BpfProgram, sock_filter};
+use seccompiler::sock_filter;
 
 /// Offsets of the fields of `struct seccomp_data`: number, architecture, and the low half of the second
 /// argument on a little-endian machine.
@@ -22,7 +29,7 @@ const THIS_ARCHITECTURE: u32 = 0xc000_00b7; // AUDIT_ARCH_AARCH64
 const THIS_ARCHITECTURE: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
 
 /// Action of a filter for a system call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 enum Action {
     /// Raises SIGSYS.
     Trap,
@@ -31,90 +38,147 @@ enum Action {
     AllowSecondArgument(&'static [u32]),
 }
 
-/// Returns the program that allows `calls`, and those of `restricted` with certain values of their second
-/// argument.
-pub fn compile(calls: &BTreeSet<u32>, restricted: &[(u32, &'static [u32])]) -> BpfProgram {
-    let restricted = restricted.iter().filter(|(call, _)| !calls.contains(call));
-    let restricted = restricted.map(|&(call, values)| (call, Action::AllowSecondArgument(values)));
-    let mut actions: Vec<_> =
-        calls.iter().map(|&call| (call, Action::Allow)).chain(restricted).collect();
-    actions.sort_unstable_by_key(|(call, _)| *call);
+/// Actions of a filter for all system calls, by their numbers. Without an action, a call raises SIGSYS.
+#[derive(Debug, Clone)]
+pub struct Actions([Action; Self::CALLS]);
 
-    let mut program = vec![
-        load(ARCHITECTURE),
-        jump(libc::BPF_JEQ, THIS_ARCHITECTURE, 1, 0),
-        end(libc::SECCOMP_RET_KILL_PROCESS),
-        load(NUMBER),
-    ];
-    append_search(&ranges(&actions), &mut program);
-    program
-}
+impl Actions {
+    /// One more than the largest number of a call that can have an action.
+    pub const CALLS: usize = 512;
 
-/// Returns the first number of each range of system calls with the same action, from 0 on.
-fn ranges(actions: &[(u32, Action)]) -> Vec<(u32, Action)> {
-    let mut ranges = vec![(0, Action::Trap)];
-    for &(call, action) in actions {
-        match ranges.last_mut() {
-            // The range of the call before it.
-            Some((start, last)) if *start == call => *last = action,
-            _ => ranges.push((call, action)),
+    /// No call is allowed.
+    pub const NONE: Self = Self([Action::Trap; Self::CALLS]);
+
+    pub const fn allow(&mut self, call: i64) {
+        self.0[call as usize] = Action::Allow;
+    }
+
+    /// Allows a call with some values of its second argument, unless it is allowed with all.
+    pub const fn allow_second_argument(&mut self, call: i64, values: &'static [u32]) {
+        if let Action::Trap = self.0[call as usize] {
+            self.0[call as usize] = Action::AllowSecondArgument(values);
         }
-        ranges.push((call + 1, Action::Trap));
     }
-    ranges.dedup_by_key(|(_, action)| *action);
-    ranges
+
+    #[cfg(test)]
+    pub fn forbid(&mut self, call: i64) {
+        self.0[usize::try_from(call).unwrap()] = Action::Trap;
+    }
+
+    /// Returns whether a call is allowed whatever its arguments.
+    #[cfg(test)]
+    pub fn allows(&self, call: i64) -> bool {
+        matches!(self.0[usize::try_from(call).unwrap()], Action::Allow)
+    }
+
+    /// Returns whether a call has the same action as the one before it.
+    const fn continues(&self, call: usize) -> bool {
+        matches!(
+            (self.0[call - 1], self.0[call]),
+            (Action::Trap, Action::Trap) | (Action::Allow, Action::Allow)
+        )
+    }
 }
 
-/// Appends the search in `ranges`, at least one, by the number in the accumulator.
-fn append_search(ranges: &[(u32, Action)], program: &mut BpfProgram) {
-    if let [(_, action)] = ranges {
-        return append_action(*action, program);
-    }
-    let (low, high) = ranges.split_at(ranges.len() / 2);
-    let at = program.len();
-    program.push(jump(libc::BPF_JGE, high[0].0, 0, 0));
-    append_search(low, program);
-    let distance = program.len() - at - 1;
-    program[at].jt = u8::try_from(distance).expect("half a search is shorter than 256");
-    append_search(high, program);
+/// The program of a filter.
+#[derive(Debug, Clone)]
+pub struct Program {
+    instructions: [sock_filter; Self::MAX_LENGTH],
+    length: usize,
 }
 
-fn append_action(action: Action, program: &mut BpfProgram) {
-    match action {
-        Action::Trap => program.push(end(libc::SECCOMP_RET_TRAP)),
-        Action::Allow => program.push(end(libc::SECCOMP_RET_ALLOW)),
-        Action::AllowSecondArgument(values) => {
-            program.push(load(SECOND_ARGUMENT));
-            for value in values {
-                program.push(jump(libc::BPF_JEQ, *value, 0, 1));
-                program.push(end(libc::SECCOMP_RET_ALLOW));
+impl Program {
+    /// A jump crosses at most 255 instructions.
+    const MAX_LENGTH: usize = 256;
+
+    pub const fn compile(actions: &Actions) -> Self {
+        let mut program = Self { instructions: [const { end(0) }; Self::MAX_LENGTH], length: 0 };
+        program.push(load(ARCHITECTURE));
+        program.push(jump(libc::BPF_JEQ, THIS_ARCHITECTURE, 1, 0));
+        program.push(end(libc::SECCOMP_RET_KILL_PROCESS));
+        program.push(load(NUMBER));
+
+        // The first number of each range of calls with the same action; the last range has no end.
+        let mut starts = [0; Actions::CALLS + 1];
+        let mut ranges = 1;
+        let mut call = 1;
+        while call < Actions::CALLS {
+            if !actions.continues(call) {
+                starts[ranges] = call;
+                ranges += 1;
             }
-            program.push(end(libc::SECCOMP_RET_TRAP));
+            call += 1;
+        }
+        assert!(matches!(actions.0[Actions::CALLS - 1], Action::Trap));
+        program.push_search(actions, starts.split_at(ranges).0);
+        program
+    }
+
+    pub const fn as_slice(&self) -> &[sock_filter] {
+        self.instructions.split_at(self.length).0
+    }
+
+    const fn push(&mut self, instruction: sock_filter) {
+        self.instructions[self.length] = instruction;
+        self.length += 1;
+    }
+
+    /// Adds the search in the ranges that begin at `starts`, by the number in the accumulator.
+    const fn push_search(&mut self, actions: &Actions, starts: &[usize]) {
+        if starts.len() == 1 {
+            return self.push_action(actions.0[starts[0]]);
+        }
+        let (low, high) = starts.split_at(starts.len() / 2);
+        let at = self.length;
+        self.push(jump(libc::BPF_JGE, high[0] as u32, 0, 0));
+        self.push_search(actions, low);
+        // Below MAX_LENGTH.
+        self.instructions[at].jt = (self.length - at - 1) as u8;
+        self.push_search(actions, high);
+    }
+
+    const fn push_action(&mut self, action: Action) {
+        match action {
+            Action::Trap => self.push(end(libc::SECCOMP_RET_TRAP)),
+            Action::Allow => self.push(end(libc::SECCOMP_RET_ALLOW)),
+            Action::AllowSecondArgument(values) => {
+                self.push(load(SECOND_ARGUMENT));
+                let mut index = 0;
+                while index < values.len() {
+                    self.push(jump(libc::BPF_JEQ, values[index], 0, 1));
+                    self.push(end(libc::SECCOMP_RET_ALLOW));
+                    index += 1;
+                }
+                self.push(end(libc::SECCOMP_RET_TRAP));
+            }
         }
     }
 }
 
-fn load(offset: u32) -> sock_filter {
+const fn load(offset: u32) -> sock_filter {
     instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset)
 }
 
-fn jump(condition: u32, value: u32, if_true: u8, if_false: u8) -> sock_filter {
+const fn jump(condition: u32, value: u32, if_true: u8, if_false: u8) -> sock_filter {
     instruction(libc::BPF_JMP | condition | libc::BPF_K, if_true, if_false, value)
 }
 
-fn end(result: u32) -> sock_filter {
+const fn end(result: u32) -> sock_filter {
     instruction(libc::BPF_RET | libc::BPF_K, 0, 0, result)
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "codes of BPF have 16 bits")]
-fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
+/// Codes of BPF have 16 bits.
+const fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
     sock_filter { code: code as u16, jt, jf, k }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use seccompiler::{
-        SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+        BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+        SeccompRule,
     };
 
     use super::*;
@@ -174,11 +238,17 @@ mod tests {
         let calls: BTreeSet<u32> = (0..300).filter(|call| call * call % 7 < 2).collect();
         let restricted: [(u32, &[u32]); 4] =
             [(0, ARGUMENTS), (2, ARGUMENTS), (5, &[9]), (400, &[1, 2, 3])];
-        let (search, chain) = (compile(&calls, &restricted), chain(&calls, &restricted));
+        let mut actions = Actions::NONE;
+        calls.iter().for_each(|call| actions.allow((*call).into()));
+        for (call, values) in restricted {
+            actions.allow_second_argument(call.into(), values);
+        }
+        let search = Program::compile(&actions);
+        let (search, chain) = (search.as_slice(), chain(&calls, &restricted));
 
         for call in (0..500).chain([0x4000_0000, u32::MAX]) {
             for argument in [0, 1, 3, 7, 9, 1 << 32 | 7, 0x402c_542b] {
-                let (result, executed) = execute(&search, call, argument);
+                let (result, executed) = execute(search, call, argument);
                 assert_eq!(result, execute(&chain, call, argument).0, "{call} {argument:#x}");
                 assert!(executed <= 20, "{executed} instructions for {call}");
             }
@@ -187,10 +257,10 @@ mod tests {
 
     #[test]
     fn another_architecture_ends_the_process() {
-        let program = compile(&BTreeSet::from([1]), &[]);
+        let program = Program::compile(&Actions::NONE);
 
         assert_eq!(
-            program[..3],
+            program.as_slice()[..3],
             [load(4), jump(libc::BPF_JEQ, THIS_ARCHITECTURE, 1, 0), end(1 << 31)]
         );
     }
