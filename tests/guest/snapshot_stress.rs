@@ -2,7 +2,7 @@
 //! Snapshots at random moments of a guest that uses disk, network and console.
 //!
 //! The first test restores each snapshot paused, saves it again, and compares the memory of both, on
-//! each backing and in each mode. `GRANULE_SNAPSHOTS` sets the number of snapshots for each of these.
+//! each backing and in each mode; before a restore by an order file, it records one. `GRANULE_SNAPSHOTS` sets the number of snapshots for each of these.
 //! The second test ends the process while it saves, by SIGKILL and SIGTERM in turn; `GRANULE_KILLS`
 //! sets how often. `GRANULE_SEED` repeats the moments of a run, which prints its seed.
 //!
@@ -18,7 +18,7 @@ use super::host::{EmulatedHost, parse_number};
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `start OPTIONS` runs the
 /// guest, which saves to `$to`, and `restore VALUE` the guest of `$to`, which saves to the other
-/// directory. `rounds N` waits for N more rounds; `finish` stops the guest and prints what it has
+/// directory. `record_order VALUE` restores a guest that records an order file. `rounds N` waits for N more rounds; `finish` stops the guest and prints what it has
 /// found; `end_while_saving SIGNAL SECONDS` sends it a signal.
 const SHELL_FUNCTIONS: &str = r#"
 prepare() {
@@ -57,6 +57,12 @@ restore() {
     run_with_socket --restore "$from$1" --snapshot $to
     until [ -S /tmp/run/vm.sock ]; do kill -0 $pid || return; sleep 0.1; done
 }
+record_order() {
+    rm -f /tmp/run/order
+    restore $1; rounds 1; finish
+    from=$to to=$other other=$from
+    head -n 1 /tmp/run/order; echo "parts=$(wc -l </tmp/run/order)="
+}
 count() { grep -ac 'has ended' /tmp/out; }
 rounds() {
     last=$(($(count) + $1))
@@ -83,6 +89,9 @@ end_while_saving() {
     true
 }
 "#;
+
+/// Mode of a restore that copies the parts of a recorded order first.
+const ORDERED: &str = ",memory=userfaultfd,order=/tmp/run/order";
 
 /// Random delays, whose sequence depends only on the seed.
 struct Delays(u64);
@@ -130,10 +139,11 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
     let mut identical = 0;
 
     for (backing, modes) in [
-        ("4k", &[",memory=copy", ",memory=map", ",memory=userfaultfd"][..]),
-        ("thp", &[",memory=copy", ",memory=userfaultfd"]),
-        ("2m", &[",memory=copy", ",memory=userfaultfd"]),
+        ("4k", &[",memory=copy", ",memory=map", ",memory=userfaultfd", ORDERED][..]),
+        ("thp", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
+        ("2m", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
         ("4k,shared=on", &[",memory=copy", ",memory=userfaultfd"]),
+        ("2m,shared=on", &[",memory=copy", ",memory=userfaultfd"]),
     ] {
         host.run(&format!("start --memory 96M,backing={backing}; rounds 1"));
         for mode in modes {
@@ -143,6 +153,12 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
                 let saved = host.run(&format!("sleep {delay}; request_snapshot"));
                 // The round of the snapshot, and a whole one.
                 let stopped = host.run("rounds 2; finish");
+                if *mode == ORDERED {
+                    let recorded = host.run(&format!("record_order {mode}"));
+                    assert_sound(&recorded, &context);
+                    assert!(recorded.contains("granule.order/"), "{context}: {recorded}");
+                    assert!(parse_number(&recorded, "parts") > 1, "{context}: {recorded}");
+                }
                 let paused =
                     host.run(&format!("restore {mode},paused=on; request 'GET /v1/state'"));
                 let again = host.run("request_snapshot; compare");
