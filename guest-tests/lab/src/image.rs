@@ -15,7 +15,6 @@ use granule_types::units::Nanoseconds;
 use object::{Object, ObjectSymbol, SymbolKind};
 
 use crate::{
-    LabError,
     check::{
         Hardware, ObservedSymbol, Places, Setup,
         defect::{Checked, Summary},
@@ -24,6 +23,7 @@ use crate::{
         report::CheckedJob,
     },
     command::{Command, CommandError},
+    error::LabError,
     host::emulator::{self, EmulatedMachine, path_option},
     jobs::run_directory::RunDirectory,
     observing_emulator::find_observing_emulator,
@@ -84,7 +84,7 @@ pub fn check_image(options: &ImageOptions) -> Result<RunStatus, LabError> {
     let ended = observe(check, directory, options.keep_trace, || command.run())?;
     let checked = Checked::read(&directory.join(DEFECTS)).ok();
     let error = match (ended, &checked) {
-        (Err(error), _) => Some(crate::with_causes(&error)),
+        (Err(error), _) => Some(crate::error::with_causes(&error)),
         (Ok(()), checked) => checked.as_ref().and_then(unchecked).map(str::to_owned),
     };
     let job = CheckedJob { kernel: name, job: JOB.to_owned(), checked, error };

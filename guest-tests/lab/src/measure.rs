@@ -7,7 +7,7 @@ use granule_types::record::Record;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    LabError,
+    error::LabError,
     jobs::{JobQueue, matrix::PlannedJob, run_directory::FailedJob},
     kernel::{Kernel, build::KernelBuilder, lock_cache, recipe::Recipe, sources::Source},
     options::{

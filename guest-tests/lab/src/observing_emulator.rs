@@ -11,8 +11,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    LabError,
     command::Command,
+    error::LabError,
     host::emulator,
     kernel::source_package::{Apt, download_packages, newest_package},
     shell::{Shell, partial_path, sorted_entries},

@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    LabError,
     command::{CommandError, quote},
+    error::LabError,
     jobs::{execute::Executor, matrix, matrix::PlannedJob, run_directory::RunDirectory},
     kernel::{planned::PlannedKernel, selftests::Invocation},
     options::{ExecutorKind, Options, Paths},

@@ -21,8 +21,8 @@ use granule_types::units::{Bytes, pluralize};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    LabError,
     command::{Command, CommandError, log_tail, quote},
+    error::LabError,
     jobs::{
         execute::Executor, matrix::PlannedJob, outcome_file::OutcomeFile,
         run_directory::RunDirectory,

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use crate::{
-    LabError,
+    error::{LabError, with_causes},
     jobs::{
         JobResults, MAX_FAILED_BOOTS,
         outcome::JobError,
@@ -18,7 +18,6 @@ use crate::{
     progress::Progress,
     report::{self, RunInfo, RunStatus},
     shell::Shell,
-    with_causes,
 };
 
 /// Step of a plan.

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use granule_types::{backing::Backing, units::Bytes};
 use serde::{Deserialize, Serialize};
 
-use crate::LabError;
+use crate::error::LabError;
 
 /// Linux version without its sublevel: `5.10`. It is also the name of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use granule_report::Metric;
 use granule_types::{phase::Phase, record::Record, units::parse_percentage};
 use serde::{Deserialize, Serialize};
 
-use crate::LabError;
+use crate::error::LabError;
 
 /// Options of the figure.
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]

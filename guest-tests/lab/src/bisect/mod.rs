@@ -27,7 +27,9 @@ use self::{
     state::{MeasuredCommit, State},
 };
 use crate::{
-    LabError, RunStatus, interrupt,
+    RunStatus,
+    error::{LabError, with_causes},
+    interrupt,
     jobs::{
         JobQueue,
         execute::Executor,
@@ -46,7 +48,6 @@ use crate::{
     progress::Progress,
     report::print,
     shell::{Shell, absolute, sha256},
-    with_causes,
 };
 
 /// Number of commits from which BAD is measured first: a search without a bad commit takes long. With

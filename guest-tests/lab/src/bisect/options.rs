@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::figure::FigureOptions;
 use crate::{
-    LabError,
+    error::LabError,
     kernel::revisions::UserTree,
     measure::SerialOptions,
     options::{Matrix, Paths, pin_paths},

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::options::BisectOptions;
 use crate::{
-    LabError,
     command::CommandError,
+    error::LabError,
     shell::{Shell, partial_path},
 };
 

@@ -11,8 +11,8 @@ use granule_types::units::pluralize;
 pub use self::prune::PruneOptions;
 use self::{entry::entries, prune::prune};
 use crate::{
-    LabError, observing_emulator::find_observing_emulator, options::Locations, report::print,
-    shell::Shell,
+    error::LabError, observing_emulator::find_observing_emulator, options::Locations,
+    report::print, shell::Shell,
 };
 
 /// Commands on the cache.

@@ -8,8 +8,8 @@ use super::{
     format_size,
 };
 use crate::{
-    LabError, command::CommandError, in_use, kernel::lock_cache, options::Locations, report::print,
-    shell::Shell,
+    command::CommandError, error::LabError, in_use, kernel::lock_cache, options::Locations,
+    report::print, shell::Shell,
 };
 
 /// Selection of the entries to remove.

@@ -16,7 +16,7 @@ use super::{
     setup::Setup,
     trace::{Line, Parser, TraceError},
 };
-use crate::{LabError, command::CommandError};
+use crate::{command::CommandError, error::LabError};
 
 /// First bytes of a gzip file (RFC 1952, 2.3.1).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -56,7 +56,7 @@ pub fn read_trace(
 pub fn replay(options: &ReplayOptions) -> Result<(Setup, Checked), LabError> {
     let ReplayOptions { trace: path, system_map, vmlinux } = options;
     let unusable = |error: TraceError| {
-        let reason = crate::with_causes(&error);
+        let reason = crate::error::with_causes(&error);
         LabError::Unusable(format!("cannot check {}: {reason}", path.display()))
     };
     let mut places = match system_map {

@@ -14,7 +14,7 @@ use std::path::Path;
 use granule_stage2::check::Rule;
 
 use super::defect::Defect;
-use crate::{LabError, shell};
+use crate::{error::LabError, shell};
 
 /// A line of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]

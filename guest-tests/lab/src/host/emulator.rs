@@ -17,8 +17,8 @@ use std::{io::Write, path::Path};
 use granule_types::units::{Bytes, Nanoseconds};
 
 use crate::{
-    LabError,
     command::{Command, CommandError},
+    error::LabError,
     host::{costs::CostTable, hold::Hold, tlb::TlbModel},
 };
 

@@ -12,8 +12,8 @@ use granule_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    LabError,
     command::CommandError,
+    error::LabError,
     host::initramfs::ArchiveEntry,
     shell::{absolute, sorted_entries},
 };

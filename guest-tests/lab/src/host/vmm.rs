@@ -8,8 +8,8 @@ use granule_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    error::with_causes,
     host::program::{self, Program},
-    with_causes,
 };
 
 /// A program and its arguments.

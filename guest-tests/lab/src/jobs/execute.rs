@@ -24,8 +24,8 @@ use std::{
 use granule_types::{host::HostFacts, units::Bytes};
 
 use crate::{
-    LabError,
     command::{Command, CommandError, log_tail},
+    error::LabError,
     host::{
         emulator::{self, kernel_command_line, path_option},
         guest_init,

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     command::CommandError,
+    error::with_causes,
     jobs::outcome::{JobError, JobOutcome},
     shell::{Shell, partial_path},
-    with_causes,
 };
 
 const FILE: &str = "outcome.json";

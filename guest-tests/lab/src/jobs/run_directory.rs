@@ -24,14 +24,13 @@ use granule_report::results::record_lines;
 use granule_types::record::Record;
 
 use crate::{
-    LabError,
     command::CommandError,
+    error::{LabError, with_causes},
     jobs::{JobResult, JobResults, KERNEL_DOES_NOT_BOOT, matrix::PlannedJob},
     kernel::Kernel,
     options::RunPath,
     progress::Progress,
     shell::{Shell, sorted_entries},
-    with_causes,
 };
 
 /// A job without results, and its error with causes.

@@ -18,8 +18,8 @@ use std::{
 };
 
 use crate::{
-    LabError,
     command::{Command, CommandError},
+    error::LabError,
     in_use,
     kernel::{
         image::Kernel,

@@ -18,8 +18,8 @@ use std::{
 use clap::ValueEnum;
 
 use crate::{
-    LabError,
     command::{Command, CommandError},
+    error::LabError,
     kernel::{
         series::{DEFAULT_SERIES, Patch, all_patches},
         sources::{Source, open_base},

@@ -13,8 +13,8 @@ use std::{
 use tempfile::TempDir;
 
 use crate::{
-    LabError,
     command::CommandError,
+    error::LabError,
     kernel::git::git,
     shell::{self, absolute},
 };

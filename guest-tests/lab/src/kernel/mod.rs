@@ -39,8 +39,8 @@ use self::{
     toolchain::environment_remark,
 };
 use crate::{
-    LabError,
     command::CommandError,
+    error::LabError,
     host::program::guest_mode_number,
     options::{KernelOptions, Matrix, Options, Paths, SourceOptions, TestProgram, Workload},
     progress::Progress,

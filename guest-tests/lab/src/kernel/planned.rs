@@ -10,8 +10,8 @@ use granule_types::record::Series;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    LabError,
     command::CommandError,
+    error::LabError,
     in_use,
     kernel::{build::Build, image::Kernel},
     shell::sha256,

@@ -15,7 +15,7 @@ use std::{fmt, path::PathBuf};
 use granule_types::record::Series;
 
 use crate::{
-    LabError,
+    error::LabError,
     kernel::{
         git::TreeId,
         mail::MailedSeries,

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use crate::{
-    LabError,
     command::Command,
+    error::LabError,
     kernel::git::{TreeId, git},
     options::KernelOptions,
     values::Revisions,

@@ -15,8 +15,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    LabError,
     command::{Command, CommandError},
+    error::LabError,
     in_use,
     kernel::{
         git::{Repository, TreeId},

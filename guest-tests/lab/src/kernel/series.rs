@@ -13,7 +13,7 @@ use std::{
 
 use granule_types::record::Series;
 
-use crate::{LabError, options::KernelOptions, shell, values::LinuxVersion};
+use crate::{error::LabError, options::KernelOptions, shell, values::LinuxVersion};
 
 /// Series that is applied by default.
 pub const DEFAULT_SERIES: &str = "stage2-fault-path";

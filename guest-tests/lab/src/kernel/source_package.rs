@@ -16,8 +16,8 @@ use std::{
 };
 
 use crate::{
-    LabError,
     command::{Command, CommandError},
+    error::LabError,
     shell::{self, Shell},
 };
 

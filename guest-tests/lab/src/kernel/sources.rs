@@ -16,8 +16,8 @@ use std::{
 };
 
 use crate::{
-    LabError,
     command::{Command, CommandError},
+    error::LabError,
     kernel::{
         git::{Repository, TreeId, git, object_directory},
         revisions::UserTree,

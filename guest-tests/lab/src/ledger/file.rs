@@ -8,8 +8,8 @@ use std::{
 
 use super::line::{Key, Line, SCHEMA};
 use crate::{
-    LabError,
     command::CommandError,
+    error::LabError,
     shell::{Shell, absolute, partial_path},
 };
 

@@ -5,7 +5,7 @@
 use clap::Parser;
 
 use crate::{
-    LabError,
+    error::LabError,
     jobs::matrix::{self, PlannedJob},
     options::{CommonOptions, Matrix, Options, ReportOptions},
 };

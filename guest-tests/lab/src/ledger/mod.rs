@@ -30,7 +30,8 @@ use self::{
     session::{Request, Session},
 };
 use crate::{
-    LabError, RunStatus, interrupt, measure::SerialOptions, report::print, values::LinuxVersion,
+    RunStatus, error::LabError, interrupt, measure::SerialOptions, report::print,
+    values::LinuxVersion,
 };
 
 /// Options of `granule ledger`.

@@ -18,8 +18,8 @@ use super::{
     line::{Line, Outcome},
 };
 use crate::{
-    LabError,
     command::CommandError,
+    error::LabError,
     shell::{Shell, absolute, partial_path},
 };
 

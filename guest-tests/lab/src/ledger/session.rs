@@ -11,7 +11,7 @@ use super::{
     release::Release,
 };
 use crate::{
-    LabError,
+    error::{LabError, with_causes},
     jobs::{JobQueue, execute::Executor, matrix::PlannedJob, run_directory::RunDirectory},
     kernel::{
         build::KernelBuilder,
@@ -27,7 +27,6 @@ use crate::{
     progress::Progress,
     shell::{Shell, absolute, sha256},
     values::LinuxVersion,
-    with_causes,
 };
 
 /// Kernel that a command requests.

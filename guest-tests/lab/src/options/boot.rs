@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CommonOptions, Options, ReportOptions, Workload};
 use crate::{
-    LabError,
+    error::LabError,
     host::tlb::{TlbModel, TlbSizes, parse_grain},
     values::PageSize,
 };

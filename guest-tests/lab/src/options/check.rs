@@ -14,11 +14,11 @@ use super::{
     workload::{Load, ProgramMatrix, ProgramPlace},
 };
 use crate::{
-    LabError,
     check::{
         hypervisor::KernelCheck,
         suppressions::{self, Suppression},
     },
+    error::LabError,
     host::{hold::Hold, program::Program},
     values::LinuxVersion,
 };

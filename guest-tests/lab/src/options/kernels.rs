@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Locations;
 use crate::{
-    LabError, shell,
+    error::LabError,
+    shell,
     values::{BuildSetting, LinuxVersion, MakeVariable, PageSize, Revisions, parse_variant},
 };
 

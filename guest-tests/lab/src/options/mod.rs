@@ -20,7 +20,7 @@ use granule_report::{ComparisonOptions, FailOn, Metric, command_line};
 use granule_types::{phase::Phase, units::parse_percentage};
 use serde::{Deserialize, Serialize};
 
-use crate::LabError;
+use crate::error::LabError;
 
 pub use self::{
     boot::{BootMatrix, Rodata},

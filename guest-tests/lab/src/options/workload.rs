@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BootMatrix, ZapMatrix, cpu_count_parser};
 use crate::{
-    LabError,
+    error::LabError,
     host::{
         program::{Program, check_static_arm64},
         vmm::Vmm,

@@ -4,19 +4,18 @@
 use std::path::Path;
 
 use crate::{
-    LabError,
     check::{
         defect::Checked,
         observation::DEFECTS,
         replay::{ReplayOptions, replay},
         report::{CheckedJob, Report},
     },
+    error::{LabError, with_causes},
     host::job::TestEnding,
     jobs::{JobResults, KERNEL_DOES_NOT_BOOT, outcome::JobOutcome, run_directory::RunDirectory},
     options::{CheckFormat, FindingsOptions, Workload},
     report::{RunInfo, RunStatus, print},
     shell::Shell,
-    with_causes,
 };
 
 /// Files of the report in the run directory.

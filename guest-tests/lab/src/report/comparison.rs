@@ -7,7 +7,7 @@ use granule_report::{
 };
 
 use crate::{
-    LabError,
+    error::LabError,
     jobs::run_directory::RunDirectory,
     kernel::Kernel,
     options::{Options, ReportFormat},

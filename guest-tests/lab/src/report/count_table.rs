@@ -7,7 +7,7 @@ use granule_report::render::page;
 use serde::Serialize;
 
 use crate::{
-    LabError,
+    error::{LabError, with_causes},
     host::costs::is_broadcast,
     jobs::{
         JobResults, KERNEL_DOES_NOT_BOOT,
@@ -17,7 +17,6 @@ use crate::{
     },
     report::{FailedJob, RunInfo},
     shell::Shell,
-    with_causes,
 };
 
 /// Records or error messages: `[job][kernel]`.

@@ -7,7 +7,7 @@ use granule_report::render::{BarGroup, bar_chart, page};
 use granule_types::units::pluralize;
 
 use crate::{
-    LabError,
+    error::{LabError, with_causes},
     jobs::{JobResults, KERNEL_DOES_NOT_BOOT, run_directory::RunDirectory},
     report::{
         FailedJob, RunInfo, RunStatus,
@@ -17,7 +17,6 @@ use crate::{
         },
         publish,
     },
-    with_causes,
 };
 
 /// Headings of the columns before the figures.

@@ -7,7 +7,7 @@ use granule_report::render::{BarGroup, bar_chart, group_digits, page};
 use granule_types::units::{Bytes, Nanoseconds, pluralize};
 
 use crate::{
-    LabError,
+    error::LabError,
     host::costs::CostTable,
     jobs::{JobResults, run_directory::RunDirectory},
     kernel::image::PAGING_FUNCTION,

@@ -18,7 +18,7 @@ use granule_report::{command_line, render::page, series_line};
 use granule_types::units::pluralize;
 
 use crate::{
-    LabError,
+    error::LabError,
     jobs::{JobResult, JobResults, matrix::PlannedJob, run_directory::RunDirectory},
     kernel::Kernel,
     options::{Options, Workload},

@@ -7,14 +7,13 @@ use granule_report::render::page;
 use granule_types::units::pluralize;
 
 use crate::{
-    LabError,
+    error::{LabError, with_causes},
     host::job::TestEnding,
     jobs::{
         JobResult, JobResults, KERNEL_DOES_NOT_BOOT, outcome::describe_ending,
         run_directory::RunDirectory,
     },
     report::{FailedJob, RunInfo, RunStatus, publish},
-    with_causes,
 };
 
 /// Exit code of a selftest that cannot run on this host.

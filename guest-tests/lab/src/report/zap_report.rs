@@ -8,7 +8,7 @@ use granule_types::{mark, record::HostInfo, units::pluralize};
 use serde::Serialize;
 
 use crate::{
-    LabError,
+    error::LabError,
     host::zap::Zap,
     jobs::{
         JobResults,

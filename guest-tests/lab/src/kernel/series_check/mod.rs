@@ -29,8 +29,8 @@ use self::{
     patches::{PassedChecks, SeriesCheck, WorkTree},
 };
 use crate::{
-    LabError,
     command::CommandError,
+    error::LabError,
     in_use,
     kernel::{git::Repository, lock_cache, series, sources::Source},
     options::Locations,

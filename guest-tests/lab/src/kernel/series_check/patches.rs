@@ -17,8 +17,8 @@ use super::{
     warnings::Tool,
 };
 use crate::{
-    LabError,
     command::CommandError,
+    error::LabError,
     kernel::{
         git::{Repository, TreeId},
         series::{self, Patch, SeriesFile, all_patches},
