@@ -143,9 +143,9 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
         ("thp", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
         ("2m", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
         ("4k,shared=on", &[",memory=copy", ",memory=userfaultfd"]),
-        ("2m,shared=on", &[",memory=copy", ",memory=userfaultfd"]),
+        ("shared_hugetlb", &[",memory=copy", ",memory=userfaultfd"]),
     ] {
-        host.run(&format!("start --memory 96M,backing={backing}; rounds 1"));
+        host.run(&format!("start --memory 96M,backing={backing}; rounds 1; kill -0 $pid"));
         for mode in modes {
             for number in 0..snapshots {
                 let delay = delays.below(1000);
