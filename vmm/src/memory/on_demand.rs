@@ -19,7 +19,10 @@ use std::{
     time::Instant,
 };
 
-use granule_types::units::{Bytes, HostVirtAddr};
+use granule_types::{
+    error_text,
+    units::{Bytes, HostVirtAddr},
+};
 use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, poll},
@@ -238,7 +241,7 @@ impl Source {
         for ram in self.memory.regions() {
             self.faults.unregister(&ram.host_range())?;
             if let Err(error) = ram.collapse_if_transparent() {
-                log::info!("memory stays in small pages: {error}");
+                log::info!("memory stays in small pages: {}", error_text(&error));
             }
         }
         Ok(())

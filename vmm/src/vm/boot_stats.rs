@@ -26,8 +26,8 @@ const SCHEMA: &str = "granule.run/1";
 
 pub const FIRST_MINUTE: Duration = Duration::from_secs(60);
 
-/// Maximum number of recorded boot timer marks.
-const MAX_MARKS: usize = 64;
+/// Maximum number of boot timer marks that are recorded, or wait to be. The guest can write any number.
+pub const MAX_MARKS: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BootPhase {
@@ -62,10 +62,10 @@ impl Default for BootStats {
 }
 
 impl BootStats {
-    /// Records a value that the guest wrote to the boot timer.
+    /// Records a value that the guest wrote to the boot timer, unless there are too many.
     pub fn record_mark(&mut self, mark: u8, at: Duration) {
-        // The guest can write any number of values.
         if self.marks.len() < MAX_MARKS {
+            log::info!("boot timer mark {mark} after {} ms", at.as_millis());
             self.marks.push((mark, nanoseconds(at)));
         }
     }

@@ -82,7 +82,8 @@ impl<'a> VmController<'a> {
                 self.boot_stats.end_phase(next, at, snapshot);
             }
             Err(error) => {
-                log::warn!("phase '{}' is not recorded: {error}", self.boot_stats.phase);
+                let (phase, error) = (self.boot_stats.phase, error_text(&error));
+                log::warn!("phase '{phase}' is not recorded: {error}");
             }
         }
     }
@@ -179,13 +180,13 @@ impl<'a> VmController<'a> {
                 });
                 match ram.resident_pages() {
                     Ok(obtained) => zone["resident"] = json!(obtained.resident_bytes),
-                    Err(error) => zone["error"] = json!(error.to_string()),
+                    Err(error) => zone["error"] = json!(error_text(&error)),
                 }
                 if let Some(mapped) = mapped.get(index) {
                     zone["mapped"] = json!(mapped);
                 }
                 if let Err(error) = ram.checked_resident_pages() {
-                    zone["unexpected_pages"] = json!(error.to_string());
+                    zone["unexpected_pages"] = json!(error_text(&error));
                 }
                 zone
             })
@@ -205,7 +206,7 @@ impl<'a> VmController<'a> {
         let zones = self.vm.memory.regions().iter();
         let zones = zones.map(|ram| match ram.collapse() {
             Ok(obtained) => json!({ "start": ram.start().0, "resident": obtained.resident_bytes }),
-            Err(error) => json!({ "start": ram.start().0, "error": error.to_string() }),
+            Err(error) => json!({ "start": ram.start().0, "error": error_text(&error) }),
         });
         (200, json!({ "zones": zones.collect::<Vec<_>>() }).into())
     }
@@ -268,7 +269,7 @@ impl<'a> VmController<'a> {
         let logs = ChangeLogs { changes, dirty: &mut self.dirty_logs };
         let saved = save::save_live(self.vm, self.config, directory, logs);
         if stops && let Err(error) = self.dirty_logs.stop(self.vm) {
-            log::warn!("dirty logging goes on after a live snapshot: {error}");
+            log::warn!("dirty logging goes on after a live snapshot: {}", error_text(&error));
         }
         saved
     }
@@ -285,7 +286,7 @@ impl<'a> VmController<'a> {
     fn counters(&mut self, body: impl FnOnce(&Snapshot) -> Body) -> Response {
         match self.read_statistics() {
             Ok(snapshot) => (200, body(&snapshot)),
-            Err(error) => error_response(500, &error.to_string()),
+            Err(error) => error_response(500, &error_text(&error)),
         }
     }
 
@@ -327,6 +328,6 @@ fn to_response(result: Result<Value, KvmError>) -> Response {
         Err(error @ KvmError::NotLogging) => {
             error_response(409, &format!("{error}: POST /v1/dirty/start first"))
         }
-        Err(error) => error_response(500, &format!("{error}")),
+        Err(error) => error_response(500, &error_text(&error)),
     }
 }

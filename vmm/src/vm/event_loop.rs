@@ -16,7 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     api::ApiServer,
-    boot_stats::FIRST_MINUTE,
+    boot_stats::{FIRST_MINUTE, MAX_MARKS},
     control::VmController,
     outcome::VmOutcome,
     signals::{SignalRequest, Signals},
@@ -42,8 +42,8 @@ impl EventLoop<'_> {
     pub(super) fn run(&self, controller: &mut VmController<'_>) -> io::Result<VmOutcome> {
         loop {
             let quit = self.wait_for_event(controller)?;
-            for (mark, at) in self.marks.try_iter() {
-                log::info!("boot timer mark {mark} after {} ms", at.as_millis());
+            // A guest that writes more marks meanwhile must not delay the other events.
+            for (mark, at) in self.marks.try_iter().take(MAX_MARKS) {
                 controller.boot_stats.record_mark(mark, at);
                 if mark == BootTimer::INIT_MARK && controller.boot_stats.phase == "boot" {
                     controller.end_phase("first-minute", at);

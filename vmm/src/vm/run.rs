@@ -10,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_types::record::HostInfo;
+use granule_types::{error_text, record::HostInfo};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     api::{ApiServer, BoundSocket},
-    boot_stats::StatsFile,
+    boot_stats::{MAX_MARKS, StatsFile},
     builder::{self, Vm, VmConnections},
     change_log::{self, ChangeLog},
     config::{RunOptions, VmConfig, VmSource},
@@ -233,7 +233,7 @@ impl RunContext<'_> {
         let fault_stalls = self.start_fault_stalls(fault_stalls)?;
         let table_bytes_before =
             self.collects_statistics.then(refreshed_stage2_table_bytes).flatten();
-        let (sender, marks) = mpsc::channel();
+        let (sender, marks) = mpsc::sync_channel(MAX_MARKS);
         let (mut vm, console_input) = self.build(start_time, &wake, &sender)?;
         let terminal = Terminal::enter_raw_mode()
             .map_err(failed("setting the terminal to raw mode failed"))?;
@@ -318,7 +318,7 @@ impl RunContext<'_> {
         &self,
         start_time: Instant,
         wake: &EventFd,
-        marks: &mpsc::Sender<(u8, Duration)>,
+        marks: &mpsc::SyncSender<(u8, Duration)>,
     ) -> Result<(Vm, Option<PipeSink>), VmError> {
         let pattern = match &self.options.init_text {
             None => None,
@@ -369,7 +369,7 @@ impl RunContext<'_> {
             && let Some(demand) = &vm.on_demand
             && let Err(error) = file.write(&demand.recorded())
         {
-            log::warn!("the order of accesses is lost: {error}");
+            log::warn!("the order of accesses is lost: {}", error_text(&error));
         }
     }
 
@@ -386,7 +386,7 @@ impl RunContext<'_> {
         }
         for ram in controller.vm.memory.regions() {
             if let Err(error) = ram.checked_resident_pages() {
-                log::warn!("guest memory: {error}");
+                log::warn!("guest memory: {}", error_text(&error));
             }
         }
         let Some(file) = stats_file else {
@@ -408,7 +408,7 @@ impl RunContext<'_> {
 /// Returns a callback that sends a mark and its time since `start_time` to the main thread.
 fn mark_sender(
     start_time: Instant,
-    marks: &mpsc::Sender<(u8, Duration)>,
+    marks: &mpsc::SyncSender<(u8, Duration)>,
     wake: &EventFd,
 ) -> Result<impl Fn(u8) + Send + 'static, VmError> {
     let (marks, wake) = (marks.clone(), clone_event(wake)?);
@@ -417,7 +417,8 @@ fn mark_sender(
         if mark == BootTimer::INIT_MARK {
             granule_types::mark::begin_guest_init();
         }
-        let _ = marks.send((mark, time));
+        // The main thread reads none while it saves memory; marks that do not fit are lost.
+        let _ = marks.try_send((mark, time));
         let _ = wake.write(1);
     })
 }
