@@ -14,7 +14,9 @@ use std::{fs::File, io, iter, ops::Range, ptr, sync::Arc};
 use granule_types::units::{Bytes, GuestAddress, HostVirtAddr};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
-use super::{BackingPlan, MemoryError, image::file_data, pagemap::PageMap, threads::in_threads};
+use super::{
+    BackingPlan, MemoryError, image::file_data, pagemap::PageMap, parts, threads::in_threads,
+};
 
 /// `madvise` advice of Linux 6.1 and later, which some C libraries do not define.
 const MADV_COLLAPSE: i32 = 25;
@@ -281,11 +283,14 @@ impl Mapping {
     ) -> Result<Vec<Range<u64>>, MemoryError> {
         match &self.memfd {
             _ if self.image.is_some() => Ok(iter::once(range).collect()),
-            // The page map lacks pages of a file in swap. Hugetlb pages are never in swap, and their
-            // file reports no holes.
-            Some(file) if !self.plan.is_hugetlb() => file_data(file, range)
+            // Their files report no holes.
+            _ if self.plan.is_hugetlb() => self
+                .huge_pages(range)
+                .map_err(|error| self.error("finding the memory's pages (mincore)", error)),
+            // The page map lacks pages of a file in swap.
+            Some(file) => file_data(file, range)
                 .map_err(|error| self.error("finding the memory's pages (lseek)", error)),
-            _ => {
+            None => {
                 let start = self.memory.addr() as u64;
                 let at = HostVirtAddr(start + range.start)..HostVirtAddr(start + range.end);
                 let parts = pages.existing_pages(&at, self.plan.base_page_size())?;
@@ -293,6 +298,29 @@ impl Mapping {
                 Ok(parts.map(|part| range.start + part.start..range.start + part.end).collect())
             }
         }
+    }
+
+    /// Returns the parts of a range that have hugetlb pages, as offsets. The page map lacks a page while
+    /// the kernel moves it to another frame; a read of it waits.
+    fn huge_pages(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        /// Base pages that are asked for at once.
+        const PAGES: usize = 1 << 16;
+        let base = to_usize_saturating(self.plan.base_page_size().0);
+        let mut found = vec![0_u8; PAGES];
+        let mut parts = Vec::new();
+        for start in range.clone().step_by(PAGES * base) {
+            let length = to_usize_saturating(range.end - start).min(PAGES * base);
+            let address = self.memory.wrapping_byte_add(to_usize_saturating(start));
+            // SAFETY: the kernel only reads page tables, and `found` has a byte for each base page.
+            if unsafe { libc::mincore(address, length, found.as_mut_ptr()) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let pages = (start..start + length as u64).step_by(base).zip(&found);
+            for (page, _) in pages.filter(|(_, exists)| **exists & 1 != 0) {
+                parts::push(&mut parts, page..page + base as u64);
+            }
+        }
+        Ok(parts)
     }
 
     pub fn as_ptr(&self) -> *mut u8 {

@@ -309,6 +309,7 @@ const DIRECT_CALLS: &[(i64, &str)] = &[
     (libc::SYS_readlinkat, "only a panic reads links"),
     (libc::SYS_restart_syscall, "only the kernel restarts calls"),
     (libc::SYS_rseq, "the C library may not use rseq"),
+    (libc::SYS_mincore, "the host may have no huge pages"),
     (libc::SYS_tkill, "the C library may raise signals by tgkill"),
     (libc::SYS_unlinkat, "the C library may use unlink"),
     (libc::SYS_writev, "only log messages have several parts"),

@@ -94,6 +94,7 @@ const MAIN_CALLS: &[AllowedCall] = &[
     (libc::SYS_getdents64, "hugetlb pools in /sys/kernel/mm, snapshots"),
     (libc::SYS_mbind, "memory zones on a NUMA node"),
     (libc::SYS_memfd_create, "shared memory zones"),
+    (libc::SYS_mincore, "hugetlb pages of a snapshot"),
     (libc::SYS_newfstatat, "metadata of paths"),
     (libc::SYS_openat, "/proc and /sys files, snapshots"),
     (libc::SYS_perf_event_open, "event counters after a reboot"),
@@ -112,6 +113,10 @@ const MAIN_CALLS: &[AllowedCall] = &[
 /// descriptor with `F_GETFD` before they close it.
 const ARGUMENT_RESTRICTED_CALLS: &[(i64, &[u32])] =
     &[(libc::SYS_ioctl, &[0x5402, 0x402c_542b]), (libc::SYS_fcntl, &[libc::F_GETFD as u32])];
+
+/// Values of the second argument that no thread may use: `TIOCSTI` and `TIOCLINUX` type into the
+/// terminal, whose shell executes it.
+const FORBIDDEN_ARGUMENTS: &[(i64, &[u32])] = &[(libc::SYS_ioctl, &[0x5412, 0x541c])];
 
 /// Role of a thread, which selects its filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,6 +162,12 @@ impl ThreadRole {
         while call < ARGUMENT_RESTRICTED_CALLS.len() {
             let (number, values) = ARGUMENT_RESTRICTED_CALLS[call];
             actions.allow_second_argument(number, values);
+            call += 1;
+        }
+        call = 0;
+        while call < FORBIDDEN_ARGUMENTS.len() {
+            let (number, values) = FORBIDDEN_ARGUMENTS[call];
+            actions.forbid_second_argument(number, values);
             call += 1;
         }
         actions

@@ -36,6 +36,8 @@ enum Action {
     Allow,
     /// Allows some values of the low half of the second argument.
     AllowSecondArgument(&'static [u32]),
+    /// Allows all other values of the low half of the second argument.
+    ForbidSecondArgument(&'static [u32]),
 }
 
 /// Actions of a filter for all system calls, by their numbers. Without an action, a call raises SIGSYS.
@@ -60,15 +62,23 @@ impl Actions {
         }
     }
 
+    /// Forbids some values of the second argument of an allowed call.
+    pub const fn forbid_second_argument(&mut self, call: i64, values: &'static [u32]) {
+        if let Action::Allow = self.0[call as usize] {
+            self.0[call as usize] = Action::ForbidSecondArgument(values);
+        }
+    }
+
     #[cfg(test)]
     pub fn forbid(&mut self, call: i64) {
         self.0[usize::try_from(call).unwrap()] = Action::Trap;
     }
 
-    /// Returns whether a call is allowed whatever its arguments.
+    /// Returns whether a call is allowed with most arguments.
     #[cfg(test)]
     pub fn allows(&self, call: i64) -> bool {
-        matches!(self.0[usize::try_from(call).unwrap()], Action::Allow)
+        let action = self.0[usize::try_from(call).unwrap()];
+        matches!(action, Action::Allow | Action::ForbidSecondArgument(_))
     }
 
     /// Returns whether a call has the same action as the one before it.
@@ -142,16 +152,24 @@ impl Program {
             Action::Trap => self.push(end(libc::SECCOMP_RET_TRAP)),
             Action::Allow => self.push(end(libc::SECCOMP_RET_ALLOW)),
             Action::AllowSecondArgument(values) => {
-                self.push(load(SECOND_ARGUMENT));
-                let mut index = 0;
-                while index < values.len() {
-                    self.push(jump(libc::BPF_JEQ, values[index], 0, 1));
-                    self.push(end(libc::SECCOMP_RET_ALLOW));
-                    index += 1;
-                }
-                self.push(end(libc::SECCOMP_RET_TRAP));
+                self.push_choice(values, libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_TRAP);
+            }
+            Action::ForbidSecondArgument(values) => {
+                self.push_choice(values, libc::SECCOMP_RET_TRAP, libc::SECCOMP_RET_ALLOW);
             }
         }
+    }
+
+    /// Adds the end with result `of_values` for some values of the second argument, and `otherwise`.
+    const fn push_choice(&mut self, values: &[u32], of_values: u32, otherwise: u32) {
+        self.push(load(SECOND_ARGUMENT));
+        let mut index = 0;
+        while index < values.len() {
+            self.push(jump(libc::BPF_JEQ, values[index], 0, 1));
+            self.push(end(of_values));
+            index += 1;
+        }
+        self.push(end(otherwise));
     }
 }
 
@@ -252,6 +270,22 @@ mod tests {
                 assert_eq!(result, execute(&chain, call, argument).0, "{call} {argument:#x}");
                 assert!(executed <= 20, "{executed} instructions for {call}");
             }
+        }
+    }
+
+    #[test]
+    fn forbidden_arguments_of_an_allowed_call_end_the_process() {
+        let mut actions = Actions::NONE;
+        actions.forbid_second_argument(3, ARGUMENTS);
+        actions.allow(4);
+        actions.forbid_second_argument(4, ARGUMENTS);
+        let program = Program::compile(&actions);
+        let result = |call, argument| execute(program.as_slice(), call, argument).0;
+
+        assert_eq!(result(3, 1), libc::SECCOMP_RET_TRAP);
+        assert_eq!(result(4, 1), libc::SECCOMP_RET_ALLOW);
+        for argument in [7, 0x402c_542b, 1 << 32 | 7] {
+            assert_eq!(result(4, argument), libc::SECCOMP_RET_TRAP, "{argument:#x}");
         }
     }
 

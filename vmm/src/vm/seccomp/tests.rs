@@ -117,3 +117,25 @@ fn every_allowed_call_is_needed_and_others_end_the_process() {
         assert!(named || killed, "no component uses {number} ({user}): {message}");
     }
 }
+
+#[test]
+fn a_vcpu_thread_cannot_type_into_the_terminal() {
+    const VARIABLE: &str = "GRANULE_TEST_TERMINAL";
+    if std::env::var_os(VARIABLE).is_some() {
+        ThreadRole::Vcpu.confine().unwrap();
+        // SAFETY: the argument is a character; the call must not return.
+        unsafe { libc::ioctl(0, libc::TIOCSTI, c"x".as_ptr()) };
+        std::process::exit(0);
+    }
+    if !has_seccomp() {
+        return granule_types::testing::skip("this host has no seccomp");
+    }
+
+    let name = "vm::seccomp::tests::a_vcpu_thread_cannot_type_into_the_terminal";
+    let output = child_test_command(name).env(VARIABLE, "").output().unwrap();
+
+    let message = String::from_utf8_lossy(&output.stderr);
+    let expected = format!("system call {:04} is not allowed", libc::SYS_ioctl);
+    assert!(message.contains(&expected), "{message}");
+    assert_eq!(output.status.code(), Some(1), "{message}");
+}
