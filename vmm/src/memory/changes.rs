@@ -190,7 +190,7 @@ pub(super) fn read(file: &File, expected: ChangesData, size: Bytes) -> io::Resul
     }
     let mut input = BufReader::with_capacity(CHUNK, file);
     input.rewind()?;
-    let (mut records, mut crc, mut at) = (Vec::new(), Crc::new(), 0);
+    let (mut records, mut crc, mut at) = (Vec::<Record>::new(), Crc::new(), 0);
     while at < length {
         let start = at;
         let invalid = || damaged(format!("there is no record at {start}"));
@@ -201,7 +201,8 @@ pub(super) fn read(file: &File, expected: ChangesData, size: Bytes) -> io::Resul
         input.read_exact(&mut header)?;
         crc.update(&header);
         let record = parse_header(header, at + HEADER_SIZE as u64, size);
-        let record = record.ok_or_else(invalid)?;
+        let end = records.last().map_or(0, |last| last.range.end);
+        let record = record.filter(|record| record.range.start >= end).ok_or_else(invalid)?;
         at += HEADER_SIZE as u64;
         if record.bytes.is_some() {
             at += record.range.end - record.range.start;
@@ -352,5 +353,10 @@ mod tests {
         expect_damage("length of a record", &|file| damage(file, 9), SIZE);
         expect_damage("length of the last record", &|file| damage(file, 4096 + 43), SIZE);
         expect_damage("beyond the image", &|_| {}, Bytes(3 * PAGE as u64));
+        for pages in [[(3, 5), (1, 0)], [(1, 5), (1, 5)]] {
+            let (file, data) = changes_file(&pages);
+            let error = read(&file, data, SIZE).unwrap_err().to_string();
+            assert!(error.contains("there is no record"), "{error}");
+        }
     }
 }

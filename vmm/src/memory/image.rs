@@ -133,7 +133,7 @@ pub fn size(memory: &GuestMemory) -> Bytes {
     Bytes(memory.regions().iter().map(|ram| ram.size().0).sum())
 }
 
-/// Returns the parts of a range of a file that are not holes.
+/// Returns the whole pages of a range of a file that are not holes.
 pub(super) fn file_data(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
     let mut parts = Vec::new();
     let mut at = range.start;
@@ -149,13 +149,18 @@ pub(super) fn file_data(file: &File, range: Range<u64>) -> io::Result<Vec<Range<
         }
         at = at.max(end);
     }
-    Ok(parts)
+    Ok(whole_pages(parts))
+}
+
+/// Extends parts to whole pages. Some file systems have blocks, and so holes, below a page.
+fn whole_pages(parts: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let page = PAGE as u64;
+    let rounded = |part: Range<u64>| part.start / page * page..part.end.next_multiple_of(page);
+    parts::join(parts.into_iter().map(rounded).collect())
 }
 
 /// Splits a range, whose ends are multiples of [`PAGE`], into offsets and lengths of chunks.
-pub(super) fn chunks(range: Range<u64>) -> impl Iterator<Item = (u64, usize)> {
-    let start = range.start / PAGE as u64 * PAGE as u64;
-    let end = range.end.next_multiple_of(PAGE as u64);
+pub(super) fn chunks(Range { start, end }: Range<u64>) -> impl Iterator<Item = (u64, usize)> {
     (start..end)
         .step_by(CHUNK)
         .map(move |offset| (offset, usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK)))
@@ -228,6 +233,13 @@ mod tests {
                 None
             }
         }
+    }
+
+    #[test]
+    fn pages_whose_blocks_are_apart_in_the_file_are_listed_once() {
+        let blocks = vec![0x0..0x400, 0x800..0xc00, 0x2200..0x2600, 0x2f00..0x3800];
+
+        assert_eq!(whole_pages(blocks), [0x0..0x1000, 0x2000..0x4000]);
     }
 
     #[test]

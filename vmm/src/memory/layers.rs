@@ -238,15 +238,16 @@ mod tests {
         fn the_newest_layer_counts(
             base in prop::collection::vec(0_u8..3, PAGES),
             layers in prop::collection::vec(
-                prop::collection::vec((0..PAGES as u64, 0_u8..3), 0..20), 0..4
+                prop::collection::btree_map(0..PAGES as u64, 0_u8..3, 0..20), 0..4
             ),
         ) {
             let mut image = image(&base);
             let mut expected = base;
-            for pages in &layers {
-                add(&mut image, pages);
+            for pages in layers {
+                let pages: Vec<_> = pages.into_iter().collect();
+                add(&mut image, &pages);
                 for (page, byte) in pages {
-                    expected[usize::try_from(*page).unwrap()] = *byte;
+                    expected[usize::try_from(page).unwrap()] = byte;
                 }
             }
 
