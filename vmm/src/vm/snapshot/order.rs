@@ -6,8 +6,8 @@
 //! snapshot is recognised. Each other line is a part: its offset in the memory file and its length, in
 //! bytes.
 //!
-//! The first line is written when the others are on the disk: a file without it starts with a zero or is
-//! empty, and is recorded again. A temporary file and its renaming would need more rights of the
+//! The first line is written when the others are on the disk: a file without it is empty or has zeros in
+//! its place, and is recorded again. A temporary file and its renaming would need more rights of the
 //! confined process (`vm::sandbox`): to create and remove files in the folder.
 
 use std::{
@@ -50,7 +50,7 @@ impl OrderFile {
     pub fn open(path: &Path, memory_crc: u32) -> Result<Self, VmError> {
         let name = format!("order={}", path.display());
         let text = read(path).map_err(failed(name.as_str()))?;
-        let contents = if text.is_empty() || text.starts_with('\0') {
+        let contents = if is_unfinished(&text, &header(memory_crc)) {
             let mut options = OpenOptions::new();
             let file = options.write(true).create(true).truncate(false).open(path);
             Contents::Missing(file.map_err(failed(name.as_str()))?)
@@ -90,6 +90,17 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
+/// Returns whether a file has no order yet. The zeros in place of its first line are counted, because the
+/// file may be another one that starts with zeros, such as the image of a disk.
+fn is_unfinished(text: &str, header: &str) -> bool {
+    let parts = text.trim_start_matches('\0');
+    let zeros = text.len() - parts.len();
+    match parts.as_bytes() {
+        [] => zeros <= header.len(),
+        [first, ..] => zeros == header.len() && first.is_ascii_digit(),
+    }
+}
+
 /// Writes the parts, and then the first line, in place of what the file has.
 fn write(file: &File, header: &str, order: &[Range<u64>]) -> io::Result<()> {
     let mut parts = String::new();
@@ -110,15 +121,20 @@ pub fn header(memory_crc: u32) -> String {
 /// Parses an order file of the snapshot whose memory has this checksum.
 ///
 /// # Errors
-/// It is that of another snapshot, or has a line that is not a part.
+/// It is that of another snapshot, or has a line that is not a part behind the one before it.
 pub fn parse(text: &str, memory_crc: u32) -> Result<Order, String> {
     let Some(lines) = text.strip_prefix(header(memory_crc).as_str()) else {
         return Err("it is not the order file of this snapshot: remove it to record it".to_owned());
     };
+    let mut end = 0;
     let part = |line: &str| {
-        parse_part(line).ok_or_else(|| {
-            format!("'{line}' is not an offset and a length: remove the file to record it")
-        })
+        let refused = |what| format!("'{line}' is {what}: remove the file to record it");
+        let part = parse_part(line).ok_or_else(|| refused("not an offset and a length"))?;
+        if part.start < end {
+            return Err(refused("not behind the part before it"));
+        }
+        end = part.end;
+        Ok(part)
     };
     lines.lines().map(part).collect()
 }
@@ -196,6 +212,22 @@ mod tests {
         for line in ["5 4096", "4096", "0 5", "0 -1", "18446744073709547520 8192"] {
             fs::write(&path, header(7) + line + "\n").unwrap();
             assert!(refusal(7).contains(&format!("'{line}' is not an offset and a length")));
+        }
+        fs::write(&path, header(7) + "0 8192\n4096 8192\n").unwrap();
+        assert!(refusal(7).contains("'4096 8192' is not behind the part before it"));
+    }
+
+    #[test]
+    fn another_file_that_starts_with_zeros_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+
+        for contents in ["\0".repeat(8192), "\0\0".to_owned() + "5 4096\n", "\0".repeat(24) + "x"] {
+            fs::write(&path, &contents).unwrap();
+
+            let error = OrderFile::open(&path, 7).unwrap_err();
+
+            assert!(error.source().unwrap().to_string().contains("not the order file"), "{error}");
         }
     }
 }
