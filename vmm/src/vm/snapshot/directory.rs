@@ -18,7 +18,6 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::fchown,
     path::Path,
-    sync::Arc,
 };
 
 use rustix::{
@@ -35,15 +34,12 @@ use super::{
 };
 use crate::memory::PageMap;
 
-const STATE_NAME: &str = "state.jsonl";
+pub(super) const STATE_NAME: &str = "state.jsonl";
 const PARTIAL_STATE_NAME: &str = "state.partial";
-const MEMORY_PREFIX: &str = "memory-";
-const CHANGES_PREFIX: &str = "changes-";
+pub(super) const MEMORY_PREFIX: &str = "memory-";
+pub(super) const CHANGES_PREFIX: &str = "changes-";
 /// Maximum size of a state; one with 512 vCPUs has some megabytes.
 const MAX_STATE_SIZE: u64 = 64 << 20;
-/// Maximum number of states that are read until all files of one exist. Another VM needs a commit for
-/// each, which takes longer than to open files.
-const MAX_READS: u32 = 8;
 
 /// Directory for snapshots, which is open since the process was confined.
 #[derive(Debug)]
@@ -128,9 +124,16 @@ impl SnapshotDirectory {
         commit().map_err(self.failed())?;
         // The snapshot is the new one from here on. The earlier files are removed when that is certain
         // on the disk, too.
-        let finished = self.file.sync_data().and_then(|()| self.remove_others(state));
-        if let Err(error) = finished {
-            log::warn!("{}: the earlier snapshot is not removed: {error}", self.name);
+        match self.file.sync_data() {
+            Err(error) => log::error!(
+                "{}: if the host stops now, the earlier snapshot may be back: {error}",
+                self.name
+            ),
+            Ok(()) => {
+                if let Err(error) = self.remove_others(Some(state)) {
+                    log::warn!("{}: the earlier snapshot is not removed: {error}", self.name);
+                }
+            }
         }
         Ok(())
     }
@@ -161,19 +164,28 @@ impl SnapshotDirectory {
         }
     }
 
-    /// Removes what a process that was killed has left beside a snapshot. Otherwise these files fill the
-    /// disk until a later snapshot is complete.
+    /// Removes what a process that was killed has left beside a snapshot, or before the first one.
+    /// Otherwise these files fill the disk until a later snapshot is complete.
     fn remove_leftovers(&self, path: &Path) {
-        let state = read_state(path).ok().and_then(|text| VmState::parse(&text).ok());
-        if let Some(Err(error)) = state.map(|state| self.remove_others(&state)) {
+        let removed = match read_state(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.remove_others(None),
+            // A state of another version names files, too.
+            text => match text.ok().and_then(|text| VmState::parse(&text).ok()) {
+                Some(state) => self.remove_others(Some(&state)),
+                None => Ok(()),
+            },
+        };
+        if let Err(error) = removed {
             log::warn!("{}: files of a snapshot that was not taken remain: {error}", self.name);
         }
     }
 
-    fn remove_others(&self, state: &VmState) -> io::Result<()> {
+    /// Removes the files of memory and changes that are not those of a state.
+    fn remove_others(&self, state: Option<&VmState>) -> io::Result<()> {
         for (_, name) in self.data_files()? {
-            let is_named =
-                state.memory == name || state.changes.iter().any(|changes| changes.name == name);
+            let is_named = state.is_some_and(|state| {
+                state.memory == name || state.changes.iter().any(|changes| changes.name == name)
+            });
             if !is_named {
                 self.remove(&name)?;
             }
@@ -210,75 +222,13 @@ impl SnapshotDirectory {
 }
 
 /// Returns the number in the name of a file, after the prefix.
-fn file_number(prefix: &str, name: &str) -> Option<u64> {
+pub(super) fn file_number(prefix: &str, name: &str) -> Option<u64> {
     let number = name.strip_prefix(prefix)?;
     number.bytes().all(|byte| byte.is_ascii_digit()).then(|| number.parse().ok()).flatten()
 }
 
-/// An opened snapshot.
-#[derive(Debug)]
-pub struct OpenSnapshot {
-    /// State of the VM.
-    pub state: VmState,
-    /// The memory file.
-    pub memory: Arc<File>,
-    /// Files of changes to it, in the order of the state.
-    pub changes: Vec<Arc<File>>,
-    /// Option and path, for error messages.
-    pub name: String,
-}
-
-impl OpenSnapshot {
-    /// Opens and checks the snapshot in a directory. The contents of its memory are checked when
-    /// they are read.
-    ///
-    /// # Errors
-    /// There is none, it is damaged, or another version has written it.
-    pub fn open(path: &Path) -> Result<Self, VmError> {
-        Self::open_by(path, || read_state(path))
-    }
-
-    /// Opens the snapshot whose state `read` returns. Another VM may commit a snapshot meanwhile, and
-    /// remove the files that the earlier state names: `read` is then called again.
-    fn open_by(path: &Path, mut read: impl FnMut() -> io::Result<String>) -> Result<Self, VmError> {
-        let name = format!("--restore {}", path.display());
-        let mut read = || read().map_err(failed(name.as_str()));
-        let mut text = read()?;
-        let mut opened = Self::open_files(path, &name, &text);
-        for _ in 1..MAX_READS {
-            if opened.is_ok() {
-                break;
-            }
-            let newer = read()?;
-            if newer == text {
-                break;
-            }
-            opened = Self::open_files(path, &name, &newer);
-            text = newer;
-        }
-        opened
-    }
-
-    /// Parses a state and opens the files that it names.
-    fn open_files(path: &Path, name: &str, text: &str) -> Result<Self, VmError> {
-        let state = VmState::parse(text).map_err(failed(name))?;
-        let open = |prefix: &str, kind: &str, file: &str| {
-            if file_number(prefix, file).is_none() {
-                let text = format!("the state names '{file}', which is no {kind} file");
-                return Err(failed(name)(text));
-            }
-            let opened = File::open(path.join(file)).map_err(failed(format!("{name}: {file}")))?;
-            Ok(Arc::new(opened))
-        };
-        let memory = open(MEMORY_PREFIX, "memory", &state.memory)?;
-        let changes = state.changes.iter();
-        let changes = changes.map(|changes| open(CHANGES_PREFIX, "changes", &changes.name));
-        let changes = changes.collect::<Result<_, _>>()?;
-        Ok(Self { state, memory, changes, name: name.to_owned() })
-    }
-}
-
-fn read_state(path: &Path) -> io::Result<String> {
+/// Reads the state of the snapshot in a directory.
+pub(super) fn read_state(path: &Path) -> io::Result<String> {
     let path = path.join(STATE_NAME);
     let no_snapshot = |error: io::Error| match Errno::from_io_error(&error) {
         Some(Errno::NOENT | Errno::NOTDIR) => {
@@ -301,7 +251,11 @@ mod tests {
     use granule_types::units::Bytes;
 
     use super::{
-        super::state::{ChangesState, testing::small_state},
+        super::{
+            OpenSnapshot,
+            open::MAX_READS,
+            state::{ChangesState, testing::small_state},
+        },
         *,
     };
 
@@ -373,6 +327,27 @@ mod tests {
 
         assert_eq!(names(&path), ["memory-0", STATE_NAME]);
         assert_eq!(OpenSnapshot::open(&path).unwrap().state.config.vcpus, 1);
+    }
+
+    #[test]
+    fn what_a_first_snapshot_has_left_is_removed_by_the_next_process() {
+        let (_folder, path) = new_directory();
+        SnapshotDirectory::open(&path).unwrap().create_memory().unwrap();
+
+        drop(SnapshotDirectory::open(&path).unwrap());
+
+        assert!(names(&path).is_empty());
+    }
+
+    #[test]
+    fn files_beside_a_state_that_cannot_be_read_are_kept() {
+        let (_folder, path) = new_directory();
+        SnapshotDirectory::open(&path).unwrap().create_memory().unwrap();
+        fs::write(path.join(STATE_NAME), "of another version").unwrap();
+
+        drop(SnapshotDirectory::open(&path).unwrap());
+
+        assert_eq!(names(&path), ["memory-0", STATE_NAME]);
     }
 
     #[test]

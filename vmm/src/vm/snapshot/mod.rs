@@ -13,14 +13,16 @@
 //! With `incremental=on`, only the first snapshot has all memory. Later ones have the pages that changed
 //! since the one before, from the change log (`vm::change_log`), and name the files of all of them.
 //!
-//! `directory.rs` defines the files, `state.rs` what the state contains, and `order.rs` the file of a
-//! guest's first accesses.
+//! `directory.rs` defines the files, `open.rs` opens them for a restore, `state.rs` defines what the state
+//! contains, and `order.rs` the file of a guest's first accesses.
 
 mod directory;
+mod open;
 pub mod order;
 mod state;
 
-pub use directory::{OpenSnapshot, SnapshotDirectory};
+pub use directory::SnapshotDirectory;
+pub use open::OpenSnapshot;
 pub use order::OrderFile;
 #[cfg(test)]
 pub(super) use state::testing;
