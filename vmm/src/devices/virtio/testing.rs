@@ -16,7 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{QueueState, Transport, VirtioDevice};
 use crate::{
-    devices::MmioDevice as _,
+    devices::{DeviceState, MmioDevice as _, RestoreError},
     memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions},
 };
 
@@ -99,6 +99,19 @@ impl Driver {
         driver.activate(features);
         assert_eq!(driver.read_register(reg::VIRTIO_MMIO_STATUS), 15);
         driver
+    }
+
+    /// Replaces the device by a new one, as another process does, and sets its state.
+    pub fn replace_device(
+        &mut self,
+        device: Box<dyn VirtioDevice>,
+        state: &DeviceState,
+    ) -> Result<(), RestoreError> {
+        let line = self.irq.try_clone().unwrap();
+        let memory = Arc::clone(&self.memory);
+        self.transport = Transport::new("test", device, memory, line).unwrap();
+        let text = serde_json::to_string(state).unwrap();
+        self.transport.restore(&serde_json::from_str(&text).unwrap())
     }
 
     /// Reads a register; a refused access reads as zero.

@@ -246,6 +246,15 @@ impl VirtioDevice for Net {
         }
     }
 
+    fn restored(&mut self) {
+        // The tap of the VM that was saved may have disappeared.
+        let (mut saved, status) = ([0; 2], link_status(self.tap.is_some()));
+        self.config.read(STATUS_OFFSET as u64, &mut saved);
+        if saved != status {
+            self.config.update(STATUS_OFFSET, &status);
+        }
+    }
+
     fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError> {
         match index {
             TRANSMIT_QUEUE => self.transmit(queue),

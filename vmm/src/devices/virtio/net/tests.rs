@@ -11,7 +11,10 @@ use virtio_bindings::virtio_net::{
 };
 
 use super::*;
-use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, wait_until};
+use crate::devices::{
+    MmioDevice as _,
+    virtio::testing::{Buffer, Driver, EVENT_IDX, wait_until},
+};
 
 const MRG_RXBUF: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 
@@ -103,8 +106,8 @@ fn a_receive_buffer_smaller_than_a_packet_stops_the_device() {
 }
 
 /// Checks that `remove`, which makes the tap disappear, takes the link down: the driver gets a
-/// configuration interrupt, and its packets are dropped.
-fn check_link_loss(tap: Tap, remove: impl FnOnce()) {
+/// configuration interrupt, and its packets are dropped. Returns the driver.
+fn check_link_loss(tap: Tap, remove: impl FnOnce()) -> Driver {
     let device = Box::new(Net::new(tap, mac_from_tap_name("tap0")));
     let mut driver = Driver::start(device, 1 << VIRTIO_NET_F_STATUS);
     driver.add_request(0, &[Buffer::In(2000)]);
@@ -122,14 +125,21 @@ fn check_link_loss(tap: Tap, remove: impl FnOnce()) {
     assert!(driver.irq.read().is_ok());
     assert_eq!(driver.request(1, &[Buffer::Out(packet(60))]).1, 0);
     assert_eq!(driver.read_register(0x70) & 64, 0, "the device continues");
+    driver
 }
 
 #[test]
-fn a_closed_descriptor_takes_the_link_down() {
+fn a_closed_descriptor_takes_the_link_down_until_a_restore() {
     let (tap, host) = UnixStream::pair().unwrap();
     tap.set_nonblocking(true).unwrap();
 
-    check_link_loss(Tap::from_fd(tap.into(), "a stream"), || drop(host));
+    let mut driver = check_link_loss(Tap::from_fd(tap.into(), "a stream"), || drop(host));
+    let state = driver.transport.suspend().unwrap().unwrap();
+    let (device, _host) = net_device();
+    driver.replace_device(device, &state).unwrap();
+
+    assert_eq!(driver.read_register(0x104) >> 16, 1);
+    assert_eq!(driver.read_register(0x60) & 2, 2, "a configuration interrupt");
 }
 
 #[test]

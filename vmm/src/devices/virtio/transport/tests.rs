@@ -2,7 +2,7 @@
 use super::*;
 use crate::{
     devices::{
-        DeviceState, MmioDevice, RestoreError,
+        DeviceState, MmioDevice,
         virtio::{
             rng::Rng,
             testing::{Buffer, Driver, EVENT_IDX, MEMORY_SIZE, MEMORY_START, VERSION_1},
@@ -163,15 +163,6 @@ fn writes_out_of_order_or_of_a_wrong_size_are_refused() {
     check_device(&mut driver);
 }
 
-/// Replaces the device by a new one, as another process does, and sets its state.
-fn replace_device(driver: &mut Driver, state: &DeviceState) -> Result<(), RestoreError> {
-    let line = driver.irq.try_clone().unwrap();
-    let memory = Arc::clone(&driver.memory);
-    driver.transport = Transport::new("test", Box::new(Rng), memory, line).unwrap();
-    let text = serde_json::to_string(state).unwrap();
-    driver.transport.restore(&serde_json::from_str(&text).unwrap())
-}
-
 #[test]
 fn a_suspended_device_continues_in_its_process_and_in_another_one() {
     for features in [0, EVENT_IDX] {
@@ -197,7 +188,7 @@ fn a_suspended_device_continues_in_its_process_and_in_another_one() {
         let used = driver.queues[0].used_ring + 2;
         let count: u16 = driver.load(used);
         driver.store(used, count - 1);
-        replace_device(&mut driver, &state).unwrap();
+        driver.replace_device(Box::new(Rng), &state).unwrap();
         assert_eq!(driver.read_register(reg::VIRTIO_MMIO_STATUS), 15);
         driver.transport.resume();
         assert_eq!(driver.wait_used(0), 8);
@@ -215,7 +206,7 @@ fn a_device_that_failed_stays_so_until_its_reset() {
     driver.wait_needs_reset();
 
     let state = driver.transport.suspend().unwrap().unwrap();
-    replace_device(&mut driver, &state).unwrap();
+    driver.replace_device(Box::new(Rng), &state).unwrap();
     driver.transport.resume();
 
     driver.wait_needs_reset();
@@ -236,13 +227,13 @@ fn a_state_that_does_not_fit_is_refused() {
     ] {
         assert!(text.contains(change), "{text}");
         let state: DeviceState = serde_json::from_str(&text.replace(change, to)).unwrap();
-        let error = replace_device(&mut driver, &state).unwrap_err().to_string();
+        let error = driver.replace_device(Box::new(Rng), &state).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     // The activation checks the places of queues as those of a driver.
     let ring = format!("\"used_ring\":{}", driver.queues[0].used_ring);
     let state = serde_json::from_str(&text.replace(&ring, "\"used_ring\":8")).unwrap();
-    replace_device(&mut driver, &state).unwrap();
+    driver.replace_device(Box::new(Rng), &state).unwrap();
     driver.transport.resume();
     driver.wait_needs_reset();
 }
