@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use vmm_sys_util::eventfd::EventFd;
@@ -24,7 +24,7 @@ use super::{
     privileges::Identity,
 };
 
-/// Timeout of each read from and write to a client.
+/// Timeout of a client's request, and of each write to the client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A socket file, identified by device and inode, so that a replacement is not mistaken for it.
@@ -137,12 +137,12 @@ impl ApiServer {
     /// Waits for a request.
     #[cfg(test)]
     pub fn wait_for_request(&self) -> PendingRequest {
-        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
         loop {
             if let Some(pending) = self.next_request() {
                 return pending;
             }
-            assert!(std::time::Instant::now() < deadline, "no request arrives");
+            assert!(Instant::now() < deadline, "no request arrives");
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -175,7 +175,6 @@ fn serve_client(
     to_main: &mpsc::Sender<PendingRequest>,
     wake: &EventFd,
 ) -> io::Result<()> {
-    client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let (status, body) = match read_request(&mut client)? {
         Err(response) => response,
@@ -213,15 +212,21 @@ const fn reason_phrase(status: u16) -> &'static str {
     }
 }
 
-/// Reads a request and discards its body.
+/// Reads a request and discards its body. The time is that of all reads: others wait for this client.
 fn read_request(client: &mut UnixStream) -> io::Result<Result<ApiRequest, Response>> {
     let mut bytes = Vec::new();
+    let deadline = Instant::now() + CLIENT_TIMEOUT;
     loop {
         match parse(&bytes) {
             Ok(Some(request)) => return Ok(Ok(request)),
             Err(response) => return Ok(Err(response)),
             Ok(None) => {}
         }
+        let rest = deadline.saturating_duration_since(Instant::now());
+        if rest.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        client.set_read_timeout(Some(rest))?;
         let mut buffer = [0; 1024];
         match client.read(&mut buffer)? {
             0 => return Ok(Err(error_response(400, "the request is truncated"))),
