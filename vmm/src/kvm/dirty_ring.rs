@@ -12,8 +12,8 @@
 //! overwrites entries and loses pages, so a ring without a free entry is an error.
 //!
 //! Writes outside a vCPU context (saving ITS tables on arm64) use no ring. A kernel that logs them
-//! in a bitmap requires `KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`. This VMM saves no such state, so the
-//! bitmap stays empty.
+//! in a bitmap requires `KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`. `POST /v1/snapshot` saves them, so
+//! `GET /v1/dirty` lacks these pages when rings are the log; snapshots that use a log refuse rings.
 
 use std::{
     collections::BTreeMap,

@@ -109,15 +109,19 @@ impl<T> Stopped<T> {
 fn while_stopped<T>(vm: &Vm, work: impl FnOnce(DeviceStates) -> Result<T, VmError>) -> Stopped<T> {
     let start = Instant::now();
     let requested = vm.vcpus.requested_state();
+    let was_suspended = vm.has_suspended_devices.get();
     vm.vcpus.pause();
     let done = match vm.vcpus.has_ended() {
         true => Err(VmError::Refused("the guest has ended and cannot be saved".to_owned())),
-        false => vm.bus.suspend().map_err(|reason| {
-            VmError::Refused(format!("the VM cannot be saved with this device: {reason}"))
-        }),
+        false => {
+            // Those before a device that refuses are suspended.
+            vm.has_suspended_devices.set(true);
+            vm.bus.suspend().map_err(|reason| {
+                VmError::Refused(format!("the VM cannot be saved with this device: {reason}"))
+            })
+        }
     };
     let done = done.and_then(work);
-    let was_suspended = vm.has_suspended_devices.replace(true);
     let resumed = match requested {
         _ if was_suspended => Ok(()),
         RunState::Running => vm.resume(),
