@@ -2,12 +2,14 @@
 // A program for `granule lab workload` that looks for MTE tags that a guest gets from an earlier user of
 // its memory. A process tags all of a hugetlb page of 64K and frees it. A VM with MTE gets the same page,
 // and its vCPU reads the first 4K, so that KVM clears tags. Then the tags of all 64K are read as the
-// guest's. Needs CONFIG_ARM64_MTE, and an emulator with mte=on.
+// guest's. In a second VM, user space writes the tags of the first 4K before. Needs CONFIG_ARM64_MTE, and
+// an emulator with mte=on.
 //
 // Exit code: 0 if all tags are cleared, 1 if not, 2 after an error.
 
 #include "guest.h"
 
+#include <stdbool.h>
 #include <sys/auxv.h>
 
 #define SIZE (64UL << 10)
@@ -32,18 +34,51 @@ static void tag_a_page_and_free_it(void)
 	check(munmap(memory, SIZE), "munmap");
 }
 
-int main(void)
+static void copy_tags(unsigned char *tags, unsigned long length, unsigned long direction)
+{
+	struct kvm_arm_copy_mte_tags copy = {
+		.guest_ipa = DATA,
+		.length = length,
+		.addr = tags,
+		.flags = direction,
+	};
+
+	check(ioctl(vm, KVM_ARM_MTE_COPY_TAGS, &copy), "KVM_ARM_MTE_COPY_TAGS");
+}
+
+// Returns the number of tags that a guest gets from an earlier user.
+static unsigned int stale_tags(bool tags_are_written)
 {
 	struct kvm_enable_cap mte = { .cap = KVM_CAP_ARM_MTE };
 	static unsigned char tags[SIZE / TAG_GRANULE];
-	struct kvm_arm_copy_mte_tags copy = {
-		.guest_ipa = DATA,
-		.length = SIZE,
-		.addr = tags,
-		.flags = KVM_ARM_TAGS_FROM_GUEST,
-	};
 	unsigned int stale = 0;
 	struct vcpu vcpu;
+	char *memory;
+
+	tag_a_page_and_free_it();
+	create_vm();
+	check(ioctl(vm, KVM_ENABLE_CAP, &mte), "KVM_CAP_ARM_MTE");
+	add_code();
+	memory = map(SIZE, HUGETLB, -1);
+	set_slot(1, DATA, memory, SIZE, 0);
+	memset(tags, 0, sizeof(tags));
+	if (tags_are_written)
+		copy_tags(tags, 4096, KVM_ARM_TAGS_TO_GUEST);
+	vcpu = create_vcpu(0);
+	run(&vcpu, 0, 0, 0);
+	copy_tags(tags, SIZE, KVM_ARM_TAGS_FROM_GUEST);
+	for (unsigned long granule = 0; granule < sizeof(tags); granule++)
+		stale += tags[granule] != 0;
+	printf("%u of %zu tags are of an earlier user%s\n", stale, sizeof(tags),
+	       tags_are_written ? ", after user space wrote some" : "");
+	set_slot(1, DATA, memory, 0, 0);
+	check(munmap(memory, SIZE), "munmap");
+	return stale;
+}
+
+int main(void)
+{
+	unsigned int stale;
 	int pool;
 
 	if (!(getauxval(AT_HWCAP2) & HWCAP2_MTE)) {
@@ -53,17 +88,7 @@ int main(void)
 	run_on_cpu(0);
 	pool = (int)check(open(POOL, O_WRONLY), POOL);
 	check(write(pool, "1", 1), POOL);
-	tag_a_page_and_free_it();
-
-	create_vm();
-	check(ioctl(vm, KVM_ENABLE_CAP, &mte), "KVM_CAP_ARM_MTE");
-	add_code();
-	set_slot(1, DATA, map(SIZE, HUGETLB, -1), SIZE, 0);
-	vcpu = create_vcpu(0);
-	run(&vcpu, 0, 0, 0);
-	check(ioctl(vm, KVM_ARM_MTE_COPY_TAGS, &copy), "KVM_ARM_MTE_COPY_TAGS");
-	for (unsigned long granule = 0; granule < sizeof(tags); granule++)
-		stale += tags[granule] != 0;
-	printf("%u of %zu tags are of an earlier user\n", stale, sizeof(tags));
+	stale = stale_tags(false);
+	stale += stale_tags(true);
 	return stale ? EXIT_FAILURE : EXIT_SUCCESS;
 }
