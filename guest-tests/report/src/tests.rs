@@ -214,6 +214,30 @@ fn counts_of_another_test_are_in_phase_whole() {
     assert_eq!(phases[1].counters.len(), 2);
 }
 
+#[test]
+fn the_counts_of_a_program_are_those_of_its_whole_run() {
+    let counts = |phase, round, iteration, count| {
+        let mut record = record();
+        (record.phase, record.round, record.config.iteration) = (phase, round, iteration);
+        record.counters = [("DC CIVAC".to_owned(), count)].into();
+        record.events.clear();
+        record
+    };
+    // A program that repeats its first step.
+    let records = |whole| {
+        [
+            counts(Phase::Step, Some(1), 0, 10),
+            counts(Phase::Step, Some(1), 1, 30),
+            counts(Phase::WholeRun, None, 0, whole),
+        ]
+    };
+
+    let comparison = compare(&records(63), &records(126)).unwrap();
+
+    let page = render::html(&comparison);
+    assert!(page.contains("63 → 126"), "{page}");
+}
+
 /// Returns a record from a log, which does not describe its host.
 fn log_record(engine: &str) -> Record {
     let mut log = record();

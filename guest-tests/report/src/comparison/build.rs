@@ -151,8 +151,13 @@ impl Comparison {
 
     /// Computes the verdict of each metric of each phase.
     fn judge(&mut self) -> Result<(), CompareError> {
-        let is_missing =
-            |metric: &&str| !self.judgements().any(|judgement| judgement.metric == **metric);
+        let has_counters = self.rows().any(|(_, change)| !change.counters.is_empty());
+        let is_missing = |metric: &&str| {
+            let is_judged = self.judgements().any(|judgement| judgement.metric == **metric);
+            // Kernels need not execute an instruction: then they do not differ.
+            let is_unused = has_counters && Metric::from(*metric).is_of_instructions();
+            !(is_judged || is_unused)
+        };
         if let Some(name) = self.metrics().find(is_missing) {
             let counts = self.rows().flat_map(|(_, change)| change.counts());
             let known: BTreeSet<String> = counts.map(|(name, _)| name.clone()).collect();

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use granule_types::phase::Phase;
 use serde::Serialize;
 
 use super::{
@@ -70,7 +71,10 @@ impl Group<'_> {
     /// Returns the spread over runs of a figure's sum over the phases of a run.
     pub fn spread_of_sums(&self, figure: impl Fn(&Sample) -> Option<u64>) -> Option<Spread> {
         let mut runs = BTreeMap::<(u64, u32), u64>::new();
-        for sample in &self.samples {
+        let whole = Phase::WholeRun.into();
+        let has_whole = self.of_phase(&whole).any(|sample| figure(sample).is_some());
+        // A whole run has the figures of its steps.
+        for sample in self.samples.iter().filter(|sample| !has_whole || sample.phase == whole) {
             if let Some(figure) = figure(sample) {
                 *runs.entry((sample.seed, sample.iteration)).or_default() += figure;
             }
@@ -272,10 +276,13 @@ impl PhaseChange {
     }
 }
 
-/// Returns the count of every run; `None` if a run lacks it, or if it is 0 in all runs.
+/// Returns the count of every run; `None` if a run lacks it, or if it is 0 in all runs. A phase without
+/// any counter executed nothing that is counted, if the run has counters.
 fn count_of_runs(phase: &AnyPhase, before: &Group, after: &Group, name: &str) -> Option<Runs> {
     let side = |group: &Group| -> Option<Vec<f64>> {
-        group.of_phase(phase).map(|sample| Some(sample.count(name)? as f64)).collect()
+        let missing = group.has_counters().then_some(0);
+        let count = |sample: &Sample| sample.count(name).or(missing).map(|count| count as f64);
+        group.of_phase(phase).map(count).collect()
     };
     let runs = Runs { before: side(before)?, after: side(after)? };
     let is_counted = runs.sides().concat().iter().any(|&count| count != 0.0);

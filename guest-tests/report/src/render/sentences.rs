@@ -275,6 +275,9 @@ fn metric_verdict(comparison: &Comparison, metric: &str) -> String {
     let [regressions, inconclusive] = [Verdict::Regression, Verdict::Inconclusive]
         .map(|verdict| judged().filter(|judgement| judgement.verdict == verdict).count());
     let judged = judged().count();
+    if judged == 0 {
+        return format!("No regression: no phase of either side has {metric}.");
+    }
     if regressions > 0 {
         let of = match judged {
             1 => "the phase".to_owned(),

@@ -17,11 +17,35 @@ fn a_count_can_be_judged() {
 
     let fewer = compare_with(&before, &after, &by("DC CIVAC")).unwrap();
     let once = compare_with(&after[..1], &before[..1], &by("DC CIVAC")).unwrap();
-    let missing = compare_with(&before, &after, &by("DC ZVA")).unwrap_err();
+    let missing = compare_with(&before, &after, &by("guest_abort")).unwrap_err();
+    let unused = compare_with(&before, &after, &by("DC ZVA")).unwrap();
 
     assert_eq!(verdicts(&fewer), [Verdict::Improvement, Verdict::Regression]);
     assert_eq!(verdicts(&once), [Verdict::Regression], "counts are exact");
     assert!(missing.to_string().contains("expected one of DC CIVAC, TLBI"), "{missing}");
+    assert!(verdicts(&unused).is_empty());
+    let text = render::text(&unused);
+    assert!(text.contains("No regression: no phase of either side has DC ZVA."), "{text}");
+}
+
+#[test]
+fn a_phase_without_any_counter_has_the_count_0() {
+    let [before, mut after] = two_sides();
+    let mut without = before.clone();
+    for record in without.iter_mut().chain(&mut after) {
+        if record.phase == Phase::Update {
+            record.counters.clear();
+        }
+    }
+    for record in after.iter_mut().filter(|record| record.phase == Phase::Update) {
+        record.counters.insert("TLBI IPAS2E1IS".to_owned(), 7);
+    }
+    let metrics = vec!["TLBI".into()];
+
+    let comparison =
+        compare_with(&without, &after, &ComparisonOptions { metrics, ..options() }).unwrap();
+
+    assert_eq!(verdicts(&comparison), [Verdict::NoRegression, Verdict::Regression]);
 }
 
 #[test]

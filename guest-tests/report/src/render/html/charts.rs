@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Charts: bars of a figure by kernel, bars of counts stacked by phase, and boxes of vCPU times.
 
+use granule_types::phase::Phase;
+
 use super::{
     super::{columns::table_rows, number::Unit, sentences},
     page::escape_html,
     svg::{Scale, Svg, WIDTH, figure_element},
 };
 use crate::{
-    comparison::{Comparison, Configuration},
+    comparison::{Comparison, Configuration, PhaseChange},
     sample::AnyPhase,
     stats::Spread,
 };
@@ -110,8 +112,13 @@ fn counts(comparison: &Comparison, configuration: &Configuration) -> Vec<Count> 
     let phases = comparison.phases();
     let is_gauge =
         |name: &str| configuration.phases.iter().any(|change| change.gauges.contains_key(name));
+    let whole = Phase::WholeRun.into();
+    let is_whole = |change: &PhaseChange| change.phase == whole && !change.counters.is_empty();
+    let has_whole = configuration.phases.iter().any(is_whole);
     let mut counts: Vec<Count> = Vec::new();
-    for row in configuration.phases.iter().flat_map(table_rows) {
+    // A whole run has the counts of its steps.
+    let changes = configuration.phases.iter().filter(|change| !has_whole || is_whole(change));
+    for row in changes.flat_map(table_rows) {
         if row.is_duration() || is_gauge(row.metric) {
             continue;
         }
