@@ -71,8 +71,10 @@ pub(super) fn run(
 
 struct RoundStart {
     events: EventCounts,
-    /// Writes of all vCPUs.
+    /// Writes of all vCPUs until the events were read.
     writes: u64,
+    /// Writes of all vCPUs until `time`: the vCPUs write while figures are read.
+    writes_at_time: u64,
     time: Nanoseconds,
 }
 
@@ -92,7 +94,7 @@ fn run_rounds(
     let mut log = copy.all_pages();
     let events = read_events(machine)?;
     mark::begin_phase(Phase::Round);
-    let mut start = RoundStart { events, writes: 0, time: armed.open() };
+    let mut start = RoundStart { events, writes: 0, writes_at_time: 0, time: armed.open() };
     for round in 1..=config.rounds {
         copy.copy_pages(migration_ops(machine)?, &log)?;
         let spent = Duration::from_nanos(clock::elapsed(start.time, clock::now()).0);
@@ -103,6 +105,7 @@ fn run_rounds(
         start = end;
         if round < config.rounds {
             mark::begin_phase(Phase::Round);
+            start.writes_at_time = read_write_counts(machine)?.iter().sum();
             start.time = clock::now();
         }
     }
@@ -147,13 +150,13 @@ fn collect_round(
     let duration = clock::elapsed(start.time, end).0;
     let mut gauges = machine.gauges().map_err(host_error(error::READING_COUNTERS))?;
     gauges.insert("round_ns".to_owned(), duration);
-    if let Some(each) = (1000 * duration).checked_div(total - start.writes) {
+    if let Some(each) = (1000 * duration).checked_div(total - start.writes_at_time) {
         gauges.insert("ns_per_1000_writes".to_owned(), each);
     }
     let times = TaskTimes { total: clock::elapsed(collecting, end), vcpus: Vec::new() };
     let measurement =
         PhaseMeasurement { phase: Phase::Round, round: Some(round), times, events, gauges };
-    let next = RoundStart { events: after, writes: total, time: start.time };
+    let next = RoundStart { events: after, writes: total, writes_at_time: total, time: start.time };
     Ok(((measurement, writes), next, log))
 }
 
