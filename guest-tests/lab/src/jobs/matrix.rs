@@ -46,7 +46,20 @@ fn planned_jobs(options: &Options, page_size: PageSize, tests: &[Invocation]) ->
     let backings = page_size.default_backings();
     match &options.workload {
         Workload::Selftests(_) => {
-            tests.iter().map(|(path, arguments)| selftest(host, path, arguments)).collect()
+            let mut selftests: Vec<_> =
+                tests.iter().map(|(path, arguments)| selftest(host, path, arguments)).collect();
+            // A test that runs with several arguments has them in its name.
+            let of_name =
+                |name: &str| tests.iter().filter(|(path, _)| path.ends_with(name)).count();
+            for (job, (_, arguments)) in selftests.iter_mut().zip(tests) {
+                if of_name(&job.name) > 1 {
+                    job.name = [vec![job.name.clone()], arguments.clone()]
+                        .concat()
+                        .join(" ")
+                        .replace('/', "_");
+                }
+            }
+            selftests
         }
         Workload::Guest(matrix) => {
             let backings = match matrix.vmm {
