@@ -190,16 +190,19 @@ impl Cluster<'_> {
 
     /// Removes the outcomes of jobs that failed or had other inputs: they are run again.
     fn remove_stale_outcomes(&self) -> Result<(), LabError> {
-        if !self.plan.kernels.iter().all(|kernel| kernel.is_built()) {
-            return Ok(());
-        }
         for (index, at) in self.plan.job_indices(self.jobs.len()).enumerate() {
             let directory = self.job_directory(index);
             let Some(outcome) = OutcomeFile::read(&directory) else { continue };
-            let kernel = self.plan.kernels[at.kernel].open()?;
-            if outcome.failure.is_some()
-                || outcome.inputs != self.executor.inputs(&kernel, &self.jobs[at.job])?
-            {
+            let kernel = &self.plan.kernels[at.kernel];
+            // The inputs of a kernel that is not built are unknown.
+            let is_other = || match kernel.is_built() {
+                true => {
+                    let inputs = self.executor.inputs(&kernel.open()?, &self.jobs[at.job])?;
+                    Ok::<_, LabError>(outcome.inputs != inputs)
+                }
+                false => Ok(false),
+            };
+            if outcome.failure.is_some() || is_other()? {
                 Shell::new(false).remove_dir(&directory)?;
             }
         }
@@ -214,7 +217,7 @@ impl Cluster<'_> {
 
     /// Submits the builds, the jobs without an outcome, and the job that collects the results.
     fn submit(&mut self) -> Result<(), LabError> {
-        let mut ids = Vec::new();
+        self.submission = Submission::default();
         let mut dependency = Vec::new();
         if self.plan.kernels.iter().any(|kernel| !kernel.is_built()) {
             // Kernels of one source share objects and a lock, so one job builds all.
@@ -223,7 +226,7 @@ impl Cluster<'_> {
             let id = self.sbatch("build", &script, &["--exclusive", "--mem=0", &log])?;
             dependency =
                 vec![format!("--dependency=afterok:{id}"), "--kill-on-invalid-dep=yes".into()];
-            ids.push(id);
+            self.add_submitted(id)?;
         }
         for (memory, indices) in self.arrays() {
             let list: Vec<String> = indices.iter().map(usize::to_string).collect();
@@ -242,7 +245,7 @@ impl Cluster<'_> {
                 self.log("job-%A-%a.log"),
             ];
             options.extend(dependency.iter().cloned());
-            ids.push(self.sbatch("jobs", &script, &options)?);
+            self.add_submitted(self.sbatch("jobs", &script, &options)?)?;
         }
         let status = quote(self.directory.join("collect.status"));
         let script = format!(
@@ -256,17 +259,21 @@ impl Cluster<'_> {
             format!("--error={}", self.directory.join("collect.log").display()),
             "--open-mode=truncate".to_owned(),
         ];
+        let ids = &self.submission.ids;
         if !ids.is_empty() {
             options.push(format!("--dependency=afterany:{}", ids.join(":")));
         }
-        let collect = self.sbatch("collect", &script, &options)?;
-        ids.push(collect);
-        self.submission = Submission { ids };
-        let (shell, path) = (Shell::new(false), self.submission_path());
-        shell.write(&partial_path(&path), serde_json::to_string(&self.submission)?)?;
-        shell.rename(&partial_path(&path), &path)?;
+        self.add_submitted(self.sbatch("collect", &script, &options)?)?;
         self.progress.print_note(&format!("submitted to Slurm: {}", self.submission.ids.join(" ")));
         Ok(())
+    }
+
+    /// Records a job of the queue, so that a run that is interrupted now does not submit it again.
+    fn add_submitted(&mut self, id: String) -> Result<(), LabError> {
+        self.submission.ids.push(id);
+        let (shell, path) = (Shell::new(false), self.submission_path());
+        shell.write(&partial_path(&path), serde_json::to_string(&self.submission)?)?;
+        Ok(shell.rename(&partial_path(&path), &path)?)
     }
 
     /// Returns arrays of jobs without an outcome that require the same memory.

@@ -64,9 +64,11 @@ impl OutcomeFile {
         shell.rename(&partial, &path)
     }
 
-    /// Moves the files of an ended job to `directory`, unless another attempt has ended there.
-    /// Command line and messages then name this directory.
+    /// Moves the files of an ended job to `directory`, unless another attempt with the same inputs has
+    /// ended there. Command line and messages then name this directory.
     pub fn publish(attempt: &Path, directory: &Path) -> Result<(), CommandError> {
+        let inputs = |directory| Self::read(directory).map(|outcome| outcome.inputs);
+        let has_ended = || inputs(directory).is_some_and(|ended| Some(ended) == inputs(attempt));
         for file in [FILE, "command"] {
             let path = attempt.join(file);
             // A skipped job has no command.
@@ -74,11 +76,11 @@ impl OutcomeFile {
             let [from, to] = [attempt, directory].map(|path| path.display().to_string());
             Shell::new(false).write(&path, text.replace(&from, &to))?;
         }
-        if !Self::exists(directory) {
+        if !has_ended() {
             Shell::new(false).remove_dir(directory)?;
         }
         match fs::rename(attempt, directory) {
-            Err(_) if Self::exists(directory) => Shell::new(false).remove_dir(attempt),
+            Err(_) if has_ended() => Shell::new(false).remove_dir(attempt),
             result => result.map_err(|error| CommandError::file("rename", attempt, error)),
         }
     }
@@ -88,11 +90,11 @@ impl OutcomeFile {
 mod tests {
     use super::*;
 
-    fn attempt(parent: &Path, name: &str) -> std::path::PathBuf {
+    fn attempt(parent: &Path, name: &str, inputs: &str) -> std::path::PathBuf {
         let directory = parent.join(name);
         fs::create_dir(&directory).unwrap();
         fs::write(directory.join("command"), format!("qemu {}/x", directory.display())).unwrap();
-        let outcome = OutcomeFile { inputs: name.to_owned(), failure: None };
+        let outcome = OutcomeFile { inputs: inputs.to_owned(), failure: None };
         outcome.write(&directory).unwrap();
         directory
     }
@@ -100,7 +102,8 @@ mod tests {
     #[test]
     fn the_first_attempt_that_ends_is_published() {
         let parent = tempfile::tempdir().unwrap();
-        let (first, second) = (attempt(parent.path(), ".1"), attempt(parent.path(), ".2"));
+        let attempts = [".1", ".2"].map(|name| attempt(parent.path(), name, "same"));
+        let [first, second] = attempts;
         let job = parent.path().join("job");
         fs::create_dir(&job).unwrap();
         fs::write(job.join("console.log"), "interrupted").unwrap();
@@ -108,10 +111,23 @@ mod tests {
         OutcomeFile::publish(&first, &job).unwrap();
         OutcomeFile::publish(&second, &job).unwrap();
 
-        assert_eq!(OutcomeFile::read(&job).unwrap().inputs, ".1");
+        assert_eq!(OutcomeFile::read(&job).unwrap().inputs, "same");
         let command = fs::read_to_string(job.join("command")).unwrap();
         assert_eq!(command, format!("qemu {}/x", job.display()));
         assert!(!job.join("console.log").exists() && !second.exists());
+    }
+
+    #[test]
+    fn an_attempt_with_other_inputs_replaces_the_outcome() {
+        let parent = tempfile::tempdir().unwrap();
+        let job = parent.path().join("job");
+        for inputs in ["earlier", "later"] {
+            let attempt = attempt(parent.path(), ".1", inputs);
+
+            OutcomeFile::publish(&attempt, &job).unwrap();
+
+            assert_eq!(OutcomeFile::read(&job).unwrap().inputs, inputs);
+        }
     }
 
     #[test]

@@ -198,8 +198,11 @@ impl RunDirectory {
             progress.print_note(&format!("{} {}: {error}", kernel.name, job.name));
             failures.push(FailedJob { job: job.name.clone(), error });
         }
-        if !all.is_empty() {
-            write(&self.results_path(kernel), &record_lines(&all)?)?;
+        let results = self.results_path(kernel);
+        match all.is_empty() {
+            false => write(&results, &record_lines(&all)?)?,
+            // Results of an earlier execution are not those of this one.
+            true => drop(fs::remove_file(&results)),
         }
         Ok((all, failures))
     }
