@@ -14,7 +14,10 @@ use crate::{
     command::Command,
     error::LabError,
     host::emulator,
-    kernel::source_package::{Apt, download_packages, newest_package},
+    kernel::{
+        lock_cache,
+        source_package::{Apt, download_packages, newest_package},
+    },
     shell::{Shell, partial_path, sorted_entries},
 };
 
@@ -43,6 +46,11 @@ pub fn find_observing_emulator(
         return Ok(qemu.to_owned());
     }
     let tools = cache.join("tools");
+    if let Some(program) = newest_unpacked(&tools) {
+        return Ok(program);
+    }
+    // Another run may have downloaded it while this one waited.
+    let _lock = lock_cache(shell, cache)?;
     match newest_unpacked(&tools) {
         Some(program) => Ok(program),
         None => download(shell, cache, &tools),

@@ -59,9 +59,9 @@ pub struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// Reports whether the cache contains the kernel.
+    /// Reports whether the cache contains the kernel. An empty image is one that a power loss has left.
     pub fn is_done(&self) -> bool {
-        self.image().is_file()
+        self.image().metadata().is_ok_and(|image| image.is_file() && image.len() > 0)
     }
 
     /// Returns the path of the image in the cache.

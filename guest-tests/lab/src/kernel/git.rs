@@ -142,6 +142,7 @@ impl Repository {
         seed: Option<&TreeId>,
     ) -> Result<TreeId, CommandError> {
         let index = self.git_dir.join("added.index");
+        self.remove_lock(&index);
         let task = "reading the source";
         if let Some(seed) = seed.filter(|_| !index.is_file()) {
             let read = self.git(task).env("GIT_INDEX_FILE", &index);
@@ -188,6 +189,7 @@ impl Repository {
             self.shell.print(with_index(self.git(task.clone()), &self.git_dir));
             with_index(self.query(task), self.query_dir()).query()
         };
+        self.remove_lock(&self.query_dir().join("apply.index"));
         run(task.to_owned(), &["read-tree", &tree.to_string()], None)?;
         for patch in patches {
             let name = patch.file_name().unwrap_or_default().display();
@@ -197,12 +199,16 @@ impl Repository {
         Ok(TreeId::new(&run(task.to_owned(), &["write-tree"], None)?))
     }
 
+    /// Removes the lock that a killed run has left; the lock of the cache excludes another run.
+    fn remove_lock(&self, index: &Path) {
+        if !self.shell.is_dry_run() {
+            let _ = std::fs::remove_file(index.with_added_extension("lock"));
+        }
+    }
+
     /// Writes the files of a Git tree to the work tree, and removes all other files.
     pub fn switch_to(&self, tree: &TreeId) -> Result<Checkout, CommandError> {
-        if !self.shell.is_dry_run() {
-            // A killed run leaves its lock; the lock of the cache excludes another run.
-            let _ = std::fs::remove_file(self.git_dir.join("index.lock"));
-        }
+        self.remove_lock(&self.git_dir.join("index"));
         let task = "switching the work tree";
         let command = || self.git(task).arg("--work-tree").arg(&self.work_tree);
         let read = command().args(["read-tree", "-u", "--reset"]).arg(tree.to_string());

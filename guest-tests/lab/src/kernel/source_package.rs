@@ -35,7 +35,8 @@ pub fn known_suite(base: &str) -> Option<&'static str> {
     SUITES.iter().find(|(version, _)| *version == base).map(|(_, suite)| *suite)
 }
 
-/// Returns the newest cached package of a version, or downloads it from a suite.
+/// Returns the newest cached package of a version, or downloads it from a suite. The packages of a suite
+/// that is not the known one of the version are apart.
 pub fn download(
     shell: Shell,
     cache: &Path,
@@ -43,7 +44,10 @@ pub fn download(
     suite: Option<&str>,
 ) -> Result<PathBuf, LabError> {
     let name = format!("linux-source-{base}");
-    let packages = cache.join("packages");
+    let mut packages = cache.join("packages");
+    if let Some(suite) = suite.filter(|suite| known_suite(base) != Some(suite)) {
+        packages.push(suite);
+    }
     if let Some(package) = newest_package(&packages, &name) {
         return Ok(package);
     }

@@ -24,7 +24,7 @@ use crate::{
         source_package::download,
     },
     options::SourceOptions,
-    shell::{self, Shell, absolute, sha256},
+    shell::{self, Shell, absolute, partial_path, sha256},
     values::LinuxVersion,
 };
 
@@ -133,7 +133,8 @@ impl Source {
     fn open_file(shell: Shell, directory: &Path, file: &Path) -> Result<Self, LabError> {
         let description = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let base_file = directory.join("base");
-        if let Ok(base) = fs::read_to_string(&base_file) {
+        // An empty file is one that a full disk or a power loss has left.
+        if let Some(base) = fs::read_to_string(&base_file).ok().filter(|base| !base.is_empty()) {
             let repository = Repository::open(shell, directory, None)?;
             return Ok(Self::new(repository, TreeId::new(&base), description));
         }
@@ -151,7 +152,8 @@ impl Source {
         let index = repository.git_dir();
         shell.rename(&index.join("added.index"), &index.join("index"))?;
         shell.remove_dir(&directory.join("partial"))?;
-        shell.write(&base_file, base.to_string())?;
+        shell.write(&partial_path(&base_file), base.to_string())?;
+        shell.rename(&partial_path(&base_file), &base_file)?;
         Ok(Self::new(repository, base, description))
     }
 
