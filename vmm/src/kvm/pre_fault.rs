@@ -16,6 +16,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use granule_types::units::{Bytes, GuestAddress};
@@ -100,18 +101,24 @@ impl Stage2Populator {
     }
 }
 
+/// Maximum time without progress: the kernel asks to try again, and may do so for ever.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+
 fn populate_chunk(vcpu: &OwnedFd, chunk: Chunk) -> errno::Result<()> {
     let mut range = kvm_pre_fault_memory {
         gpa: chunk.start.0,
         size: chunk.size.0,
         ..kvm_pre_fault_memory::default()
     };
+    let mut progress = Instant::now();
     while range.size > 0 {
-        match pre_fault_memory(vcpu.as_fd(), &mut range) {
-            Ok(()) => {}
-            // A signal, or a change of the memslots.
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
-            Err(error) => return Err(error),
+        match pre_fault_memory(vcpu.as_fd(), &mut range).map_err(|error| (error, error.errno())) {
+            Ok(()) => progress = Instant::now(),
+            // A signal.
+            Err((_, libc::EINTR)) => {}
+            // A change of the memslots, or of the mapping.
+            Err((_, libc::EAGAIN)) if progress.elapsed() < MAX_WAIT => {}
+            Err((error, _)) => return Err(error),
         }
     }
     Ok(())
