@@ -9,7 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::LabError,
     jobs::{JobQueue, matrix::PlannedJob, run_directory::FailedJob},
-    kernel::{Kernel, build::KernelBuilder, lock_cache, recipe::Recipe, sources::Source},
+    kernel::{
+        Kernel, build::KernelBuilder, lock_cache, planned::mark_in_use, recipe::Recipe,
+        sources::Source,
+    },
     options::{
         BuildOptions, CommonOptions, ExecutionOptions, HostOptions, KernelOptions, Locations,
         OutputOptions, Paths, SourceOptions,
@@ -73,13 +76,19 @@ pub fn build(
     Ok(kernel)
 }
 
-/// Runs the jobs on a kernel; its files are in the run directory. Returns `None` in a dry run.
+/// Runs the jobs on a kernel of this cache, which keeps it meanwhile; its files are in the run
+/// directory. Returns `None` in a dry run.
 pub fn measure(
     queue: &JobQueue<'_>,
     kernel: &Kernel,
+    cache: &Path,
     jobs: &[PlannedJob],
 ) -> Result<Option<Measurement>, LabError> {
     let kernels = std::slice::from_ref(kernel);
+    let _in_use = match queue.shell.is_dry_run() {
+        true => Vec::new(),
+        false => mark_in_use(kernels, cache)?,
+    };
     queue.run_directory.add_kernels(queue.shell, kernels)?;
     let results = queue.run(kernels, jobs).pop().unwrap_or_default();
     if queue.shell.is_dry_run() {

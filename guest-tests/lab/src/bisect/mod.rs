@@ -332,7 +332,7 @@ impl<'a> Bisection<'a> {
             run_directory: &self.run_directory,
             emulator_count: self.options.serial.host.emulator_count(),
         };
-        let measurement = measure::measure(&queue, kernel, &self.jobs)?;
+        let measurement = measure::measure(&queue, kernel, &self.paths.cache, &self.jobs)?;
         self.boots += self.jobs.len();
         match measurement {
             Some(Measurement { records, failures }) if failures.is_empty() => {

@@ -2,7 +2,8 @@
 //! The file of a ledger: JSON Lines, to which one line is added at a time.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -58,7 +59,11 @@ impl LedgerFile {
     /// Adds a line, unless the last one with its key is equal. A reader sees the file without or
     /// with the whole line.
     pub fn append(&mut self, line: Line) -> Result<(), LabError> {
-        // Another run may have added lines in the meantime.
+        // Another run may have added lines in the meantime, and adds no line from here on. The file
+        // is replaced, so the lock is that of its directory.
+        let directory = self.path.parent().unwrap_or(&self.path);
+        let locked = File::open(directory).and_then(|file| file.lock().map(|()| file));
+        let _lock = locked.map_err(|error| CommandError::file("lock", directory, error))?;
         *self = Self::open(&self.path)?;
         if self.find(&line.key) == Some(&line) {
             return Ok(());
@@ -136,6 +141,22 @@ mod tests {
         other.append(line("6.12.1", 7)).unwrap();
 
         assert_eq!(LedgerFile::open(&path).unwrap().lines().len(), 2);
+    }
+
+    #[test]
+    fn lines_of_runs_at_the_same_time_are_kept() {
+        const RUNS: u64 = 16;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger.jsonl");
+
+        std::thread::scope(|scope| {
+            for run in 0..RUNS {
+                let mut file = LedgerFile::open(&path).unwrap();
+                scope.spawn(move || file.append(line(&format!("6.1.{run}"), run)).unwrap());
+            }
+        });
+
+        assert_eq!(LedgerFile::open(&path).unwrap().lines().len(), RUNS as usize);
     }
 
     #[test]

@@ -218,7 +218,7 @@ impl<'a> Session<'a> {
             emulator_count: self.options.serial.host.emulator_count(),
         };
         let Some(Measurement { records, failures }) =
-            measure::measure(&queue, &kernel, &self.jobs)?
+            measure::measure(&queue, &kernel, &self.paths.cache, &self.jobs)?
         else {
             return Ok(None);
         };
