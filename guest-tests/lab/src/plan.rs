@@ -29,7 +29,7 @@ use crate::{
     kernel::{planned::PlannedKernel, selftests::Invocation},
     options::{ExecutorKind, Options, Paths},
     report::print,
-    shell::{Shell, partial_path},
+    shell::Shell,
 };
 
 const SCHEMA: &str = "granule.lab-plan/1";
@@ -209,10 +209,7 @@ impl Plan {
             }
             result => result.map_err(|error| failed(error.into()))?,
         }
-        let (shell, file) = (Shell::new(false), Self::path_in(path));
-        let partial = partial_path(&file);
-        shell.write(&partial, self.text()?)?;
-        shell.rename(&partial, &file)?;
+        Shell::new(false).replace(&Self::path_in(path), self.text()?)?;
         Ok(lock)
     }
 

@@ -72,6 +72,13 @@ impl Shell {
         self.perform("write", path, || fs::write(path, content))
     }
 
+    /// Replaces a file, or creates it: a reader sees the earlier content or all of the new one.
+    pub fn replace(self, path: &Path, content: impl AsRef<[u8]>) -> Result<(), CommandError> {
+        let partial = partial_path(path);
+        self.write(&partial, content)?;
+        self.rename(&partial, path)
+    }
+
     pub fn copy(self, from: &Path, to: &Path) -> Result<(), CommandError> {
         self.print(format_args!("cp {} {}", quote(from), quote(to)));
         self.perform("copy", from, || fs::copy(from, to).map(drop))

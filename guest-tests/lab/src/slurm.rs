@@ -30,7 +30,7 @@ use crate::{
     plan::Plan,
     progress::Progress,
     report::{RunStatus, print},
-    shell::{Shell, partial_path},
+    shell::Shell,
 };
 
 /// Submissions of a job that leaves the queue without an outcome.
@@ -271,9 +271,8 @@ impl Cluster<'_> {
     /// Records a job of the queue, so that a run that is interrupted now does not submit it again.
     fn add_submitted(&mut self, id: String) -> Result<(), LabError> {
         self.submission.ids.push(id);
-        let (shell, path) = (Shell::new(false), self.submission_path());
-        shell.write(&partial_path(&path), serde_json::to_string(&self.submission)?)?;
-        Ok(shell.rename(&partial_path(&path), &path)?)
+        let text = serde_json::to_string(&self.submission)?;
+        Ok(Shell::new(false).replace(&self.submission_path(), text)?)
     }
 
     /// Returns arrays of jobs without an outcome that require the same memory.

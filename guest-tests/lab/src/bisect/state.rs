@@ -10,11 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::options::BisectOptions;
-use crate::{
-    command::CommandError,
-    error::LabError,
-    shell::{Shell, partial_path},
-};
+use crate::{command::CommandError, error::LabError, shell::Shell};
 
 const FILE: &str = "bisect.json";
 const SCHEMA: &str = "granule.bisect/2";
@@ -93,10 +89,8 @@ impl State {
     }
 
     pub fn write(&self, shell: Shell, run_directory: &Path) -> Result<(), LabError> {
-        let path = run_directory.join(FILE);
-        let partial = partial_path(&path);
-        shell.write(&partial, serde_json::to_string_pretty(self)?)?;
-        shell.rename(&partial, &path).map_err(|error: CommandError| error.into())
+        let text = serde_json::to_string_pretty(self)?;
+        Ok(shell.replace(&run_directory.join(FILE), text)?)
     }
 }
 

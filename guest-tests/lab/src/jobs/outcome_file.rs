@@ -12,7 +12,7 @@ use crate::{
     command::CommandError,
     error::with_causes,
     jobs::outcome::{JobError, JobOutcome},
-    shell::{Shell, partial_path},
+    shell::Shell,
 };
 
 const FILE: &str = "outcome.json";
@@ -59,9 +59,7 @@ impl OutcomeFile {
         let path = directory.join(FILE);
         let failed = |error: serde_json::Error| CommandError::file("write", &path, error.into());
         let text = serde_json::to_string(self).map_err(failed)?;
-        let (shell, partial) = (Shell::new(false), partial_path(&path));
-        shell.write(&partial, text + "\n")?;
-        shell.rename(&partial, &path)
+        Shell::new(false).replace(&path, text + "\n")
     }
 
     /// Moves the files of an ended job to `directory`, unless another attempt with the same inputs has

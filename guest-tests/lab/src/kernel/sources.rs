@@ -24,7 +24,7 @@ use crate::{
         source_package::download,
     },
     options::SourceOptions,
-    shell::{self, Shell, absolute, partial_path, sha256},
+    shell::{self, Shell, absolute, sha256},
     values::LinuxVersion,
 };
 
@@ -152,8 +152,7 @@ impl Source {
         let index = repository.git_dir();
         shell.rename(&index.join("added.index"), &index.join("index"))?;
         shell.remove_dir(&directory.join("partial"))?;
-        shell.write(&partial_path(&base_file), base.to_string())?;
-        shell.rename(&partial_path(&base_file), &base_file)?;
+        shell.replace(&base_file, base.to_string())?;
         Ok(Self::new(repository, base, description))
     }
 

@@ -11,7 +11,7 @@ use super::line::{Key, Line, SCHEMA};
 use crate::{
     command::CommandError,
     error::LabError,
-    shell::{Shell, absolute, partial_path},
+    shell::{Shell, absolute},
 };
 
 #[derive(Debug)]
@@ -70,10 +70,7 @@ impl LedgerFile {
         }
         self.text += &format!("{}\n", serde_json::to_string(&line)?);
         self.lines.push(line);
-        let shell = Shell::new(false);
-        let partial = partial_path(&self.path);
-        shell.write(&partial, &self.text)?;
-        Ok(shell.rename(&partial, &self.path)?)
+        Ok(Shell::new(false).replace(&self.path, &self.text)?)
     }
 }
 

@@ -18,9 +18,8 @@ use super::{
     line::{Line, Outcome},
 };
 use crate::{
-    command::CommandError,
     error::LabError,
-    shell::{Shell, absolute, partial_path},
+    shell::{Shell, absolute},
 };
 
 const BEGIN: &str = "<!-- granule ledger: begin of the generated part -->\n";
@@ -99,7 +98,8 @@ impl PageFile {
     pub fn write(&self, lines: &[&Line]) -> Result<(), LabError> {
         let body = match self.format {
             Format::Markdown => {
-                self.replace(&self.chart_path(), &format!("{CHART_MARK}{}", chart(lines)))?;
+                Shell::new(false)
+                    .replace(&self.chart_path(), format!("{CHART_MARK}{}", chart(lines)))?;
                 let chart = self.chart_path();
                 let name = chart.file_name().unwrap_or_default().to_string_lossy();
                 let text = "Figures of each kernel, relative to the first";
@@ -113,14 +113,7 @@ impl PageFile {
             (Format::Markdown, Ok(text)) => replace_part(&text, &generated),
             (Format::Markdown, Err(_)) => format!("# Ledger\n\n{generated}"),
         };
-        self.replace(&self.path, &text)
-    }
-
-    fn replace(&self, path: &Path, text: &str) -> Result<(), LabError> {
-        let shell = Shell::new(false);
-        let partial = partial_path(path);
-        shell.write(&partial, text)?;
-        shell.rename(&partial, path).map_err(|error: CommandError| error.into())
+        Ok(Shell::new(false).replace(&self.path, text)?)
     }
 }
 
