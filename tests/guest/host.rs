@@ -49,8 +49,9 @@ exec chroot /root /bin/sh -c 'stty -echo; echo host is up; exec /bin/sh'
 /// copies modules and their dependencies to `/m`, sorted in load order. `pack` reads `/init` from
 /// standard input and builds `/tmp/small.cpio`; `pack_guest_with_disk` reads the rest of an `/init` that
 /// waits for its disk. `run_with_socket OPTION…` starts `granule` as process `$pid` with the control
-/// socket `/tmp/run/vm.sock` and the output `/tmp/out`. `request 'METHOD PATH'` sends a request to the
-/// socket, and `request_snapshot` repeats one until the snapshot can be taken.
+/// socket `/tmp/run/vm.sock` and the output `/tmp/out`, by the command `$nice` if that is set. `request
+/// 'METHOD PATH'…` sends requests to the socket, and `request_snapshot REQUEST…` repeats one until the
+/// snapshot can be taken, and sends the others.
 const GUEST_FUNCTIONS: &str = r#"
 install_programs() {
     mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m && cp "$@" /tmp/g/bin/
@@ -80,18 +81,21 @@ INIT
 }
 run_with_socket() {
     rm -f /tmp/run/vm.sock && : >/tmp/out # The output of the last run must not count.
-    /mnt/granule run --user nobody --api-socket /tmp/run/vm.sock "$@" </dev/null >/tmp/out 2>&1 &
+    $nice /mnt/granule run --user nobody --api-socket /tmp/run/vm.sock "$@" </dev/null >/tmp/out 2>&1 &
     pid=$!
 }
 request() {
-    perl -MIO::Socket::UNIX -e '$s = IO::Socket::UNIX->new("/tmp/run/vm.sock") or die;
-        print $s "$ARGV[0] HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n"; $s->flush;
-        print while <$s>; print "\n"' "$1"
+    perl -MIO::Socket::UNIX -e 'for (@ARGV) {
+        $s = IO::Socket::UNIX->new("/tmp/run/vm.sock") or die;
+        print $s "$_ HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n"; $s->flush;
+        $answer = join "", <$s>; print "$answer\n";
+        last if $answer =~ /memory is still/
+    }' "$@"
 }
 request_snapshot() {
     # Memory that is filled on demand must be there.
     for attempt in 1 2 3 4 5 6 7 8 9 10; do
-        request 'POST /v1/snapshot' | tee /tmp/answer
+        request 'POST /v1/snapshot' "$@" | tee /tmp/answer
         grep -q 'memory is still' /tmp/answer || break
         sleep 1
     done
