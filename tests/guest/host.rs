@@ -109,11 +109,11 @@ pub struct EmulatedHost {
 impl EmulatedHost {
     /// Boots a host with a GICv3 up to its shell.
     pub fn boot() -> Self {
-        Self::boot_with_gic(3)
+        Self::boot_with(3, "1536M")
     }
 
-    /// Boots a host with a GIC of version `version`.
-    pub fn boot_with_gic(version: u8) -> Self {
+    /// Boots a host with a GIC of version `version` and this memory.
+    pub fn boot_with(version: u8, memory: &str) -> Self {
         let guest = guest_directory();
         let files = tempfile::tempdir().unwrap();
         let initrd = build_initrd(&guest, files.path());
@@ -134,7 +134,7 @@ impl EmulatedHost {
             .arg("-M")
             .arg(format!("virt,virtualization=on,gic-version={version}"))
             .args(["-cpu", "neoverse-n1"])
-            .args(["-icount", "shift=0,sleep=off", "-smp", "1", "-m", "1536M"])
+            .args(["-icount", "shift=0,sleep=off", "-smp", "1", "-m", memory])
             .args(["-nic", "none", "-display", "none", "-serial", "stdio"])
             .args(["-monitor", "none", "-no-reboot"])
             .args(["-global", "virtio-mmio.force-legacy=false"])

@@ -159,23 +159,26 @@ fn save_and_restore(host: &mut EmulatedHost, (mode, delay): (&str, &str), contex
 fn restored_memory_is_identical_at_random_moments_on_each_backing() {
     let snapshots = number_in("GRANULE_SNAPSHOTS", 4);
     let only = env::var("GRANULE_BACKING").ok();
-    let mut host = EmulatedHost::boot();
+    // Two threads of userfaultfd have a buffer of the size of a huge page each.
+    let mut host = EmulatedHost::boot_with(3, "6G");
+    host.run("echo 1 >/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages");
+    host.run("echo 60 >/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
     host.prepare_guest(SHELL_FUNCTIONS);
-    host.run("echo 60 >/proc/sys/vm/nr_hugepages");
     let mut identical = 0;
 
-    for (backing, modes) in [
-        ("4k", &[",memory=copy", ",memory=map", ",memory=userfaultfd", ORDERED][..]),
-        ("thp", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
-        ("2m", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
-        ("4k,shared=on", &[",memory=copy", ",memory=userfaultfd"]),
-        ("shared_hugetlb", &[",memory=copy", ",memory=userfaultfd"]),
+    for (backing, memory, modes) in [
+        ("4k", "96M", &[",memory=copy", ",memory=map", ",memory=userfaultfd", ORDERED][..]),
+        ("thp", "96M", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
+        ("2m", "96M", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
+        ("1g", "1G", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
+        ("4k,shared=on", "96M", &[",memory=copy", ",memory=userfaultfd"]),
+        ("shared_hugetlb", "96M", &[",memory=copy", ",memory=userfaultfd"]),
     ] {
         if only.as_ref().is_some_and(|only| only != backing) {
             continue;
         }
         let mut delays = Delays::new();
-        host.run(&format!("start --memory 96M,backing={backing}; rounds 1; kill -0 $pid"));
+        host.run(&format!("start --memory {memory},backing={backing}; rounds 1; kill -0 $pid"));
         for mode in modes {
             for number in 0..snapshots {
                 let delay = delays.below(300);

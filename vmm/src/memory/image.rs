@@ -166,8 +166,12 @@ pub(super) fn chunks(Range { start, end }: Range<u64>) -> impl Iterator<Item = (
         .map(move |offset| (offset, usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK)))
 }
 
+/// Compares 64 bytes at a time, which a compiler does in vector registers: a hugetlb page that the guest
+/// has hardly used consists of zeros, and is read while the guest is stopped.
 pub(super) fn is_zero(page: &[u8]) -> bool {
-    page.iter().all(|byte| *byte == 0)
+    let (blocks, rest) = page.as_chunks::<64>();
+    let any_bit = |bytes: &[u8]| bytes.iter().fold(0, |bits, byte| bits | byte);
+    blocks.iter().all(|block| any_bit(block) == 0) && any_bit(rest) == 0
 }
 
 /// Sum of the pages that are not zero.
@@ -232,6 +236,18 @@ mod tests {
                 skip(format_args!("{backing}: {error}"));
                 None
             }
+        }
+    }
+
+    #[test]
+    fn a_page_with_one_byte_is_not_zero() {
+        let mut page = vec![0; PAGE + 1];
+        assert!(is_zero(&page) && is_zero(&[]));
+
+        for at in 0..page.len() {
+            page[at] = 0x80;
+            assert!(!is_zero(&page), "{at}");
+            page[at] = 0;
         }
     }
 
