@@ -9,7 +9,9 @@ use kvm_bindings::{kvm_mp_state, kvm_vcpu_events, kvm_vcpu_events__bindgen_ty_1}
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::errno;
 
-use super::state::{HexBytes, HexNumber, RegisterId, RegisterMismatch, VcpuEvents, VcpuState};
+use super::state::{
+    HexBytes, HexNumber, RegisterId, RegisterMismatch, VcpuEvents, VcpuState, clears_mask, writes,
+};
 use crate::kvm::{KvmError, ioctls::register_list};
 
 /// `KVM_REG_ARM_TIMER_CNT`, the virtual counter. The KVM ABI swaps its encoding with that of
@@ -89,15 +91,17 @@ pub fn restore_vcpu(vcpu: &VcpuFd, state: &VcpuState, is_first: bool) -> Result<
 }
 
 /// Sets a register unless it has the value: the kernel refuses to set constants such as
-/// `KVM_REG_ARM64_SVE_VLS`, and registers that clear the bits of another, such as `PMCNTENCLR_EL0`,
-/// have the value after the other is set.
+/// `KVM_REG_ARM64_SVE_VLS`.
 fn restore_register(vcpu: &VcpuFd, id: RegisterId, saved: &HexBytes) -> Option<RegisterMismatch> {
     let host = read(vcpu, id).ok();
-    if host.as_ref() == Some(saved) {
+    if host.as_ref() == Some(saved) || clears_mask(id) && host.is_some() {
         return None;
     }
     // The length is checked because the ioctl reads the size in the ID.
-    let is_set = saved.0.len() == id.size() && vcpu.set_one_reg(id.number(), &saved.0).is_ok();
+    let is_set = saved.0.len() == id.size()
+        && writes(id, saved).iter().all(|(id, value)| {
+            value.0.len() == id.size() && vcpu.set_one_reg(id.number(), &value.0).is_ok()
+        });
     (!is_set).then(|| RegisterMismatch { id, saved: Some(saved.clone()), host })
 }
 

@@ -162,6 +162,29 @@ impl fmt::Display for RegisterId {
     }
 }
 
+/// Registers of the PMU that set bits of a mask, each with the one that clears them: `PMCNTENSET_EL0`,
+/// `PMOVSSET_EL0` and `PMINTENSET_EL1` (Arm ARM, chapter D19.5). Both read as the mask.
+const MASKS: [(RegisterId, RegisterId); 3] = [
+    (RegisterId::system([3, 3, 9, 12, 1]), RegisterId::system([3, 3, 9, 12, 2])),
+    (RegisterId::system([3, 3, 9, 14, 3]), RegisterId::system([3, 3, 9, 12, 3])),
+    (RegisterId::system([3, 0, 9, 14, 1]), RegisterId::system([3, 0, 9, 14, 2])),
+];
+
+/// Returns whether a register clears bits of a mask, which the register that sets them restores.
+#[must_use]
+pub fn clears_mask(id: RegisterId) -> bool {
+    MASKS.iter().any(|(_, clear)| *clear == id)
+}
+
+/// Returns the writes that give a register a value. `KVM_SET_ONE_REG` of a mask assigns it up to Linux
+/// 6.1 and in 7.3, and sets or clears its bits in 6.12: all are cleared first, as the mask of a new vCPU
+/// is not zero.
+pub fn writes(id: RegisterId, value: &HexBytes) -> Vec<(RegisterId, HexBytes)> {
+    let clear = MASKS.iter().find(|(set, _)| *set == id);
+    let all_bits = clear.map(|(_, clear)| (*clear, HexBytes(vec![0xff; value.0.len()])));
+    all_bits.into_iter().chain([(id, value.clone())]).collect()
+}
+
 /// State of a VM's vCPUs and interrupt controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -327,6 +350,32 @@ mod tests {
 
             assert!(error.contains("unknown field `other`"), "{error}");
         }
+    }
+
+    #[test]
+    fn masks_are_restored_by_kernels_that_assign_and_that_set_and_clear() {
+        for ((set, clear), has_bits, saved) in MASKS
+            .into_iter()
+            .flat_map(|pair| [(pair, false), (pair, true)])
+            .flat_map(|(pair, has_bits)| [0u64, 1, 1 << 31].map(|saved| (pair, has_bits, saved)))
+        {
+            let mut mask = 0x8000_001e;
+
+            for (id, value) in writes(set, &HexBytes(saved.to_le_bytes().to_vec())) {
+                let value = u64::from_le_bytes(value.0.try_into().unwrap()) & 0x8000_003f;
+                assert!(id == set || id == clear);
+                mask = match (has_bits, id == clear) {
+                    (false, _) => value,
+                    (true, true) => mask & !value,
+                    (true, false) => mask | value,
+                };
+            }
+
+            assert_eq!(mask, saved, "{set}");
+            assert!(clears_mask(clear) && !clears_mask(set));
+        }
+        let other = RegisterId::system([3, 0, 1, 0, 0]);
+        assert_eq!(writes(other, &HexBytes(vec![1])), [(other, HexBytes(vec![1]))]);
     }
 
     #[test]
