@@ -66,7 +66,7 @@ stop() {
 alter() {
     sed -n 2p /tmp/run/saved/state.jsonl | sed "$1" | tr -d '\n' >/tmp/state
     crc=$(gzip -c /tmp/state | tail -c 8 | od -A n -N 4 -t x4 | tr -d ' ')
-    printf '{"format":"granule.snapshot/1","bytes":%d,"crc32":"%s"}\n' \
+    printf '{"format":"granule.snapshot/2","bytes":%d,"crc32":"%s"}\n' \
         $(stat -c %s /tmp/state) $crc | cat - /tmp/state >/tmp/run/saved/state.jsonl
 }
 save() {

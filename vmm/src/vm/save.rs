@@ -17,7 +17,10 @@ use super::{
     snapshot::{SnapshotDirectory, VmState, ZoneState},
     vcpu::RunState,
 };
-use crate::{arch::guest, devices::DeviceState};
+use crate::{
+    arch::{guest, host},
+    devices::DeviceState,
+};
 
 /// Sizes of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +154,7 @@ fn save_stopped(
     let zones = regions.iter().map(|ram| ZoneState { start: ram.start().0, size: ram.size() });
     let state = VmState {
         page_size: regions.first().map_or(Bytes(0), |ram| ram.plan().base_page_size()),
+        counter_frequency: host::counter_frequency(),
         ipa_bits: vm.ipa_bits,
         config: config.clone(),
         zones: zones.collect(),

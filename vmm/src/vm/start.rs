@@ -19,7 +19,10 @@ use super::{
     terminal,
 };
 use crate::{
-    arch::guest::{self, BootLayout, GuestVcpus},
+    arch::{
+        guest::{self, BootLayout, GuestVcpus},
+        host,
+    },
     devices::Bus,
     kvm::pre_fault::{Chunk, Stage2Populator},
     memory::{
@@ -79,7 +82,7 @@ impl<'a> Start<'a> {
                 PlacedStart::Boot(kernel, layout)
             }
             Self::Restore(snapshot, source) => {
-                check_zones(snapshot, memory)?;
+                check_host(snapshot, memory)?;
                 PlacedStart::Restore(snapshot, source)
             }
         })
@@ -212,7 +215,7 @@ fn populate_stage2(
     Ok(())
 }
 
-fn check_zones(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmError> {
+fn check_host(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmError> {
     let state = &snapshot.state;
     let regions = memory.regions();
     let mut pairs = state.zones.iter().zip(regions);
@@ -224,6 +227,13 @@ fn check_zones(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmEr
         return refused(format!(
             "the snapshot is of a host with pages of {}, and this host has pages of {page}",
             state.page_size
+        ));
+    }
+    let frequency = host::counter_frequency();
+    if frequency != state.counter_frequency {
+        return refused(format!(
+            "its guest measures time by a counter of {} Hz, and that of this host has {frequency} Hz",
+            state.counter_frequency
         ));
     }
     if !same {

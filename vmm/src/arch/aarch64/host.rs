@@ -16,6 +16,19 @@ use std::ffi::CStr;
 pub const TRACEPOINTS: &[&str] =
     &["kvm_guest_fault", "kvm_access_fault", "kvm_exit", "kvm_unmap_hva_range", "kvm_set_spte_hva"];
 
+/// Returns the frequency in hertz of the counter that host and guest share (`CNTFRQ_EL0`).
+#[cfg(target_arch = "aarch64")]
+#[must_use]
+pub fn counter_frequency() -> u64 {
+    let frequency;
+    // SAFETY: the instruction reads a register, which Linux lets user space read (`cpu-feature-registers.rst`
+    // and `arch/arm64/kernel/traps.c`, which emulates it where the access is trapped).
+    unsafe {
+        std::arch::asm!("mrs {}, cntfrq_el0", out(reg) frequency, options(nomem, nostack, preserves_flags));
+    }
+    frequency
+}
+
 /// Returns the possible causes of a missing KVM driver.
 pub fn explain_missing_driver() -> String {
     "the kernel needs CONFIG_KVM and must be booted at EL2, which a virtual machine without nested \

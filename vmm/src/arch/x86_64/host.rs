@@ -36,6 +36,13 @@ pub fn fault_names() -> impl Iterator<Item = &'static str> {
 /// Event filters that count faults by type: none, as in [`FAULT_FILTERS`].
 pub const FAULT_TYPE_FILTERS: &[(&str, &CStr)] = &[];
 
+/// Returns the frequency of the generic timer, which this architecture does not have.
+#[cfg(target_arch = "x86_64")]
+#[must_use]
+pub const fn counter_frequency() -> u64 {
+    0
+}
+
 /// Legacy system calls, which newer architectures lack; the C library may use them.
 #[cfg(target_arch = "x86_64")]
 pub const LEGACY_SYSCALLS: &[i64] = &[

@@ -399,7 +399,7 @@ mod tests {
 
         for (changed, expected) in [
             (text[..text.len() / 2].to_owned(), "truncated or damaged"),
-            (text.replace("snapshot/1", "snapshot/2"), "'granule.snapshot/2'"),
+            (text.replace("snapshot/2", "snapshot/1"), "'granule.snapshot/1'"),
             (text.replace("\"vcpus\":1", "\"vcpus\":3"), "truncated or damaged"),
             (String::new(), "not the header"),
         ] {

@@ -16,7 +16,7 @@ use super::super::config::VmConfig;
 use crate::{arch::MachineState, devices::DeviceState};
 
 /// Format of the state.
-const FORMAT: &str = "granule.snapshot/1";
+const FORMAT: &str = "granule.snapshot/2";
 
 /// State of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,8 @@ const FORMAT: &str = "granule.snapshot/1";
 pub struct VmState {
     /// Base page size of the host.
     pub page_size: Bytes,
+    /// Frequency of the counter in hertz, by which the guest measures time.
+    pub counter_frequency: u64,
     /// Width of guest-physical addresses.
     pub ipa_bits: u8,
     /// Configuration of the VM; its kernel has been loaded.
@@ -165,6 +167,7 @@ pub mod testing {
         };
         VmState {
             page_size: Bytes(4096),
+            counter_frequency: 1_000_000_000,
             ipa_bits: 32,
             config: VmConfig::default(),
             zones: Vec::new(),
