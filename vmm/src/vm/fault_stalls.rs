@@ -137,12 +137,20 @@ impl Stalls {
         }
     }
 
-    /// Records the stalls that ended at `end` or before.
+    /// Records the stalls that ended at `end` or before. The times of lost samples are not known: no
+    /// stall beside them is recorded, as its entry may be that of a later fault.
     fn record_until(&mut self, end: u64) {
+        let samples = self.samples.iter();
+        if samples.clone().any(|sample| matches!(sample.event, TracedEvent::Lost(_))) {
+            self.lost += samples.map(Sample::lost).sum::<u64>();
+            self.samples.clear();
+            self.pending.clear();
+            return;
+        }
         // The sort is stable, and a buffer is in order.
         self.samples.sort_by_key(|sample| sample.nanoseconds);
         let count = self.samples.partition_point(|sample| sample.nanoseconds <= end);
-        let Self { samples, pending, histograms, lost } = self;
+        let Self { samples, pending, histograms, .. } = self;
         let mut record = |name, nanoseconds| {
             let stall = Duration::from_nanos(nanoseconds);
             histograms.entry(name).or_insert_with(StallHistogram::default).record(stall);
@@ -182,11 +190,7 @@ impl Stalls {
                         }
                     }
                 }
-                TracedEvent::Lost(count) => {
-                    // The entry that ends a pending stall may be lost.
-                    *lost += count;
-                    pending.clear();
-                }
+                TracedEvent::Lost(_) => {}
             }
         }
     }
@@ -274,12 +278,18 @@ mod tests {
         let mut stalls = Stalls::new(std::iter::empty());
         stalls.samples = vec![sample(10, 1, TracedEvent::Fault("translation.level3"))];
         stalls.record_until(10);
-        stalls.samples =
-            vec![sample(0, 0, TracedEvent::Lost(7)), sample(90, 1, TracedEvent::Entry)];
-
+        // The entry that ended the second fault may be lost, too.
+        stalls.samples = vec![
+            sample(0, 0, TracedEvent::Lost(7)),
+            sample(20, 2, TracedEvent::Fault("translation.level3")),
+            sample(90, 1, TracedEvent::Entry),
+        ];
         stalls.record_until(100);
+        stalls.samples = vec![sample(120, 2, TracedEvent::Entry)];
+
+        stalls.record_until(130);
 
         assert_eq!(total(&stalls, "translation.level3"), (0, 0));
-        assert_eq!(stalls.lost, 7);
+        assert_eq!(stalls.lost, 9);
     }
 }

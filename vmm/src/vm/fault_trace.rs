@@ -56,6 +56,16 @@ pub struct Sample {
     pub event: TracedEvent,
 }
 
+impl Sample {
+    /// Returns the number of samples that are lost without this one, which may be a record of others.
+    pub const fn lost(&self) -> u64 {
+        match self.event {
+            TracedEvent::Lost(count) => count,
+            _ => 1,
+        }
+    }
+}
+
 /// The buffers of all CPUs.
 pub struct FaultTrace {
     samplers: Vec<TracedSampler>,
