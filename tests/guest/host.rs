@@ -89,14 +89,14 @@ request() {
         $s = IO::Socket::UNIX->new("/tmp/run/vm.sock") or die;
         print $s "$_ HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n"; $s->flush;
         $answer = join "", <$s>; print "$answer\n";
-        last if $answer =~ /memory is still/
+        last if $answer =~ /try again/
     }' "$@"
 }
 request_snapshot() {
     # Memory that is filled on demand must be there.
-    for attempt in 1 2 3 4 5 6 7 8 9 10; do
+    for attempt in $(seq 30); do
         request 'POST /v1/snapshot' "$@" | tee /tmp/answer
-        grep -q 'memory is still' /tmp/answer || break
+        grep -q 'try again' /tmp/answer || break
         sleep 1
     done
 }"#;
