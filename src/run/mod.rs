@@ -215,6 +215,11 @@ pub fn run(args: Args) -> CommandResult {
     })
 }
 
+/// A snapshot names the disk for restores in other directories.
+fn with_absolute_path(disk: DiskConfig) -> DiskConfig {
+    DiskConfig { path: std::path::absolute(&disk.path).unwrap_or(disk.path), ..disk }
+}
+
 fn vm_config(args: Args) -> VmConfig {
     let (serial, serial_name) = match args.serial {
         SerialOption::Ns16550a => (SerialModel::Ns16550a, "ttyS0"),
@@ -234,7 +239,7 @@ fn vm_config(args: Args) -> VmConfig {
         command_line: args.cmdline.unwrap_or_else(|| format!("console={console}")),
         serial,
         devices: VirtioConfig {
-            disks: args.disk,
+            disks: args.disk.into_iter().map(with_absolute_path).collect(),
             nets: args.net,
             vsock: args.vsock,
             has_balloon: args.balloon == Switch::On,

@@ -241,7 +241,11 @@ impl Source {
         for ram in self.memory.regions() {
             self.faults.unregister(&ram.host_range())?;
             if let Err(error) = ram.collapse_if_transparent() {
-                log::info!("memory stays in small pages: {}", error_text(&error));
+                log::warn!(
+                    "the restored memory stays in small pages, as the kernel (before Linux 6.1) or the \
+                     host's free memory does not allow to collapse them: {}",
+                    error_text(&error)
+                );
             }
         }
         Ok(())

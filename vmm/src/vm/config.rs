@@ -11,6 +11,7 @@ use crate::{devices::virtio::net::MacAddress, kvm::memslot::DirtyMode};
 
 /// A zone of guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MemoryZone {
     /// Size, rounded up to the backing's page size.
     pub size: Bytes,
@@ -37,6 +38,7 @@ pub enum SerialModel {
 
 /// Configuration of a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DiskConfig {
     /// Path of a raw image or a block device.
     pub path: PathBuf,
@@ -46,6 +48,7 @@ pub struct DiskConfig {
 
 /// Configuration of a network device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NetConfig {
     /// Name of the host's tap interface.
     pub tap: String,
@@ -55,6 +58,7 @@ pub struct NetConfig {
 
 /// Configuration of a vsock device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct VsockConfig {
     /// The guest's context ID.
     pub cid: u32,
@@ -62,6 +66,7 @@ pub struct VsockConfig {
 
 /// Virtio devices of a VM. An entropy device is always present.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct VirtioConfig {
     /// Disks, in the order of the guest's `/dev/vda`, `/dev/vdb`, ….
     pub disks: Vec<DiskConfig>,
@@ -98,6 +103,7 @@ pub enum Stage2Prefault {
 
 /// Configuration of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct VmConfig {
     /// Kernel file: an `Image`, optionally compressed.
     pub kernel: PathBuf,

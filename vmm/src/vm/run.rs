@@ -267,7 +267,10 @@ impl RunContext<'_> {
         );
         granule_types::mark::begin_guest();
         if self.collects_statistics {
-            controller.end_phase("boot", start_time.elapsed());
+            // A restored guest has booted.
+            let is_restored = matches!(self.files.start, StartFiles::Restore(..));
+            let next = if is_restored { "run" } else { "boot" };
+            controller.end_phase(next, start_time.elapsed());
         }
         if !self.starts_paused {
             vm.resume()?;
