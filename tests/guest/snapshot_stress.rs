@@ -2,8 +2,8 @@
 //! Snapshots at random moments of a guest that uses disk, network and console.
 //!
 //! The first test is a chain for each backing: it saves the running guest, restores it paused in each
-//! mode, saves it again, compares the memory of both, and lets the restored guest run on, up to the
-//! next snapshot. For a restore by an order file, the guest is restored once more to record it.
+//! mode, saves it again, compares memory and registers of both, and lets the restored guest run on, up
+//! to the next snapshot. For a restore by an order file, the guest is restored once more to record it.
 //! `GRANULE_SNAPSHOTS` sets the number of snapshots for each backing and mode, `GRANULE_BACKING` selects
 //! one backing. The second test ends the process while it saves, by SIGKILL and SIGTERM in turn;
 //! `GRANULE_KILLS` sets how often. `GRANULE_SEED` repeats the moments of a run, which prints its seed.
@@ -79,7 +79,15 @@ ended() {
     echo "rounds=$(count)="
     grep -a 'differs\|granule:\|Oops\|Call trace' /tmp/out | tail -n 4
 }
-compare() { cmp $from/memory-* $to/memory-* && echo "memory is identical"; true; }
+registers() { # All system registers but those of timers, which go on.
+    grep -o '"0x603000000013[0-9a-f]*":"[0-9a-f]*"' $1/state.jsonl | grep -v '"0x603000000013df[01]'
+}
+compare() {
+    cmp $from/memory-* $to/memory-* && echo "memory is identical"
+    registers $from >/tmp/before; registers $to >/tmp/after
+    diff /tmp/before /tmp/after && [ -s /tmp/before ] && echo "registers are identical"
+    true
+}
 memory_name() { grep -ao '"memory":"memory-[0-9]*"' $to/state.jsonl | tr -dc 0-9; }
 end_while_saving() {
     before=$(memory_name)
@@ -150,7 +158,9 @@ fn save_and_restore(host: &mut EmulatedHost, (mode, delay): (&str, &str), contex
     assert_sound(&saved, context);
     assert!(paused.contains("\"state\":\"paused\""), "{context}: {paused}");
     assert!(again.contains("data_bytes"), "{context}: {again}");
-    assert!(again.contains("memory is identical"), "{context}: {again}");
+    for part in ["memory is identical", "registers are identical"] {
+        assert!(again.contains(part), "{context}: {again}");
+    }
     assert!(resumed.contains("\"state\":\"running\""), "{context}: {resumed}");
 }
 
@@ -194,7 +204,7 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
         assert_sound(&host.run("finish"), backing);
     }
     assert!(identical > 0, "GRANULE_BACKING={only:?} is no backing of this test");
-    println!("{identical} snapshots, with identical memory after the restore");
+    println!("{identical} snapshots, with identical memory and registers after the restore");
 }
 
 #[test]
