@@ -142,18 +142,18 @@ mod tests {
 
     #[test]
     fn lines_of_runs_at_the_same_time_are_kept() {
-        const RUNS: u64 = 16;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger.jsonl");
+        let lines: Vec<Line> = (0..16).map(|run| line(&format!("6.1.{run}"), run)).collect();
 
         std::thread::scope(|scope| {
-            for run in 0..RUNS {
+            for line in &lines {
                 let mut file = LedgerFile::open(&path).unwrap();
-                scope.spawn(move || file.append(line(&format!("6.1.{run}"), run)).unwrap());
+                scope.spawn(move || file.append(line.clone()).unwrap());
             }
         });
 
-        assert_eq!(LedgerFile::open(&path).unwrap().lines().len(), RUNS as usize);
+        assert_eq!(LedgerFile::open(&path).unwrap().lines().len(), lines.len());
     }
 
     #[test]
