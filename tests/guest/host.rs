@@ -109,11 +109,20 @@ pub struct EmulatedHost {
 impl EmulatedHost {
     /// Boots a host with a GICv3 up to its shell.
     pub fn boot() -> Self {
-        Self::boot_with(3, "1536M")
+        Self::boot_with_gic(3)
     }
 
-    /// Boots a host with a GIC of version `version` and this memory.
-    pub fn boot_with(version: u8, memory: &str) -> Self {
+    /// Boots a host with a GIC of version `version`.
+    pub fn boot_with_gic(version: u8) -> Self {
+        Self::boot_machine(version, "1536M")
+    }
+
+    /// Boots a host with a GICv3 and this memory.
+    pub fn boot_with_memory(memory: &str) -> Self {
+        Self::boot_machine(3, memory)
+    }
+
+    fn boot_machine(version: u8, memory: &str) -> Self {
         let guest = guest_directory();
         let files = tempfile::tempdir().unwrap();
         let initrd = build_initrd(&guest, files.path());

@@ -65,7 +65,7 @@ kill_guest() {
 #[test]
 #[ignore = "boots an emulated host: minutes"]
 fn a_guest_has_a_gicv2_on_a_host_without_gicv3() {
-    let mut host = EmulatedHost::boot_with(2, "1536M");
+    let mut host = EmulatedHost::boot_with_gic(2);
     host.prepare_guest(SHELL_FUNCTIONS);
 
     let output = host.run("run; wait_until_safe; cat /tmp/out /tmp/err");

@@ -170,7 +170,7 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
     let snapshots = number_in("GRANULE_SNAPSHOTS", 4);
     let only = env::var("GRANULE_BACKING").ok();
     // Two threads of userfaultfd have a buffer of the size of a huge page each.
-    let mut host = EmulatedHost::boot_with(3, "6G");
+    let mut host = EmulatedHost::boot_with_memory("6G");
     host.run("echo 1 >/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages");
     host.run("echo 60 >/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
     host.prepare_guest(SHELL_FUNCTIONS);

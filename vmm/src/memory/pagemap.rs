@@ -21,8 +21,9 @@ const WORD: usize = size_of::<u64>();
 /// Words that are read at once, a multiple of those of a page.
 const WORDS: usize = 1 << 13;
 
-/// Returns the bytes of a range that are in pages of a size, or `None` if the kernel hides the frames
-/// or the file from a process that has changed its user. The size is a power of two, at most that of a block.
+/// Returns the bytes of a range that are in pages of a size, or `None` if the kernel hides the frames,
+/// or the file from a process that has changed its user. The size is a power of two, at most that of a
+/// block.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -35,10 +36,14 @@ pub fn bytes_in_pages(
     let end = range.end.0 / size.0 * size.0 / base.0;
     let words_of_page = usize::try_from(size.0 / base.0).unwrap_or(usize::MAX);
     let (mut pages, mut is_hidden) = (0, false);
-    let map = match File::open(PATH) {
+    let map = match PageMap::open() {
         // The file is that of the user who started the process; its frames would be hidden, too.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
-        opened => PageMap(opened.map_err(unreadable)?),
+        Err(MemoryError::Read { source, .. })
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            return Ok(None);
+        }
+        opened => opened?,
     };
     map.read_words(first..end, |_, entries| {
         is_hidden |= entries.iter().any(|entry| entry & PRESENT != 0 && entry & FRAME == 0);

@@ -190,6 +190,7 @@ impl Stalls {
                         }
                     }
                 }
+                // None is left: see above.
                 TracedEvent::Lost(_) => {}
             }
         }

@@ -21,10 +21,11 @@ pub const TRACEPOINTS: &[&str] =
 #[must_use]
 pub fn counter_frequency() -> u64 {
     let frequency;
-    // SAFETY: the instruction reads a register, which Linux lets user space read (`cpu-feature-registers.rst`
-    // and `arch/arm64/kernel/traps.c`, which emulates it where the access is trapped).
+    // SAFETY: the instruction reads a register and nothing else. Linux lets user space read it, or
+    // emulates the access where it is trapped (`cntfrq_read_handler()` of `arch/arm64/kernel/traps.c`).
     unsafe {
-        std::arch::asm!("mrs {}, cntfrq_el0", out(reg) frequency, options(nomem, nostack, preserves_flags));
+        std::arch::asm!("mrs {}, cntfrq_el0", out(reg) frequency,
+            options(nomem, nostack, preserves_flags));
     }
     frequency
 }
