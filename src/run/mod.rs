@@ -14,8 +14,8 @@ use crate::{
 };
 use granule_vmm::vm::{
     config::{
-        DiskConfig, MemoryZone, NetConfig, RestoreConfig, RunOptions, SerialModel, SnapshotConfig,
-        Stage2Prefault, VirtioConfig, VmConfig, VmSource, VsockConfig,
+        DiskConfig, MemoryZone, NetConfig, ReplacedDevices, RestoreConfig, RunOptions, SerialModel,
+        SnapshotConfig, Stage2Prefault, VirtioConfig, VmConfig, VmSource, VsockConfig,
     },
     outcome::VmOutcome,
     privileges::Identity,
@@ -32,8 +32,6 @@ const VM_OPTIONS: &[&str] = &[
     "vcpus",
     "memory",
     "prefault",
-    "disk",
-    "net",
     "balloon",
     "ipa_bits",
     "dirty_log",
@@ -143,7 +141,8 @@ pub struct Args {
     /// Memory is copied before the guest runs; mapped from the file, base pages only; or copied when
     /// it is accessed, which FILE records for the next time. With paused=on the guest runs after
     /// POST /v1/resume. Options of the VM are those of the snapshot, except that
-    /// --vsock can select another CID
+    /// --disk, --net and --vsock replace its devices. With --user, that user opens the disks and taps
+    /// that the snapshot names
     #[arg(
         long,
         value_name = "DIR[,…]",
@@ -199,7 +198,14 @@ pub fn run(args: Args) -> CommandResult {
         is_sandboxed: args.sandbox == Switch::On,
     };
     let source = match &args.restore {
-        Some(restore) => VmSource::Restore(RestoreConfig { vsock: args.vsock, ..restore.clone() }),
+        Some(restore) => VmSource::Restore(RestoreConfig {
+            devices: ReplacedDevices {
+                disks: absolute_paths(args.disk),
+                nets: args.net,
+                vsock: args.vsock,
+            },
+            ..restore.clone()
+        }),
         None => VmSource::Boot(Box::new(vm_config(args))),
     };
     Ok(match run::run(&source, &options)? {
@@ -215,9 +221,10 @@ pub fn run(args: Args) -> CommandResult {
     })
 }
 
-/// A snapshot names the disk for restores in other directories.
-fn with_absolute_path(disk: DiskConfig) -> DiskConfig {
-    DiskConfig { path: std::path::absolute(&disk.path).unwrap_or(disk.path), ..disk }
+/// A snapshot names the disks for restores in other directories.
+fn absolute_paths(disks: Vec<DiskConfig>) -> Vec<DiskConfig> {
+    let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+    disks.into_iter().map(|disk| DiskConfig { path: absolute(disk.path), ..disk }).collect()
 }
 
 fn vm_config(args: Args) -> VmConfig {
@@ -239,7 +246,7 @@ fn vm_config(args: Args) -> VmConfig {
         command_line: args.cmdline.unwrap_or_else(|| format!("console={console}")),
         serial,
         devices: VirtioConfig {
-            disks: args.disk.into_iter().map(with_absolute_path).collect(),
+            disks: absolute_paths(args.disk),
             nets: args.net,
             vsock: args.vsock,
             has_balloon: args.balloon == Switch::On,

@@ -15,8 +15,8 @@ use granule_types::{backing::Backing, units::Bytes};
 use granule_vmm::{
     devices::virtio::net::MacAddress,
     vm::config::{
-        DiskConfig, MemoryZone, NetConfig, RestoreConfig, RestoreMode, SnapshotConfig,
-        Stage2Prefault, VsockConfig,
+        DiskConfig, MemoryZone, NetConfig, ReplacedDevices, RestoreConfig, RestoreMode,
+        SnapshotConfig, Stage2Prefault, VsockConfig,
     },
 };
 
@@ -140,7 +140,8 @@ pub fn parse_restore(text: &str) -> Result<RestoreConfig, String> {
         (mode, None) => mode,
         (_, Some(_)) => return Err("order=FILE needs memory=userfaultfd".to_owned()),
     };
-    Ok(RestoreConfig { directory: directory.into(), mode, is_paused, vsock: None })
+    let devices = ReplacedDevices::default();
+    Ok(RestoreConfig { directory: directory.into(), mode, is_paused, devices })
 }
 
 pub fn parse_snapshot(text: &str) -> Result<SnapshotConfig, String> {
@@ -261,7 +262,8 @@ mod tests {
             ("saved,paused=off", RestoreMode::Copy, false),
         ] {
             let directory = "saved".into();
-            let expected = RestoreConfig { directory, mode, is_paused, vsock: None };
+            let devices = ReplacedDevices::default();
+            let expected = RestoreConfig { directory, mode, is_paused, devices };
             assert_eq!(parse_restore(text), Ok(expected));
         }
     }

@@ -5,7 +5,7 @@
 use super::host::EmulatedHost;
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `start OPTIONS` and
-/// `restore VALUE` run the guest, with the options of `--snapshot` in `$snapshot` and variables of
+/// `restore VALUE OPTION` run the guest, with the options of `--snapshot` in `$snapshot` and variables of
 /// its init in `$environment`; `save` takes a snapshot between two of its rounds and stops it;
 /// `increments` takes snapshots while it runs; `alter SED` edits the saved state, with its checksum.
 /// In each round the guest changes memory and has its disk fill pages of the page cache.
@@ -44,7 +44,7 @@ start() {
     run --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --cmdline "console=ttyS0 quiet $environment" \
         --disk /tmp/disk --balloon on --vcpus 2 "$@"
 }
-restore() { run --restore "/tmp/run/saved$1"; }
+restore() { run --restore "/tmp/run/saved$1" $2; }
 rounds() {
     until [ "$(grep -ac 'has ended' /tmp/out)" -ge $1 ]; do
         kill -0 $pid 2>/dev/null || break; sleep 0.3
@@ -238,6 +238,20 @@ fn what_does_not_fit_is_refused_and_the_snapshot_stays() {
         let status = if edit.is_empty() { "status=0" } else { "status=2" };
         assert!(output.contains(status), "{edit}: {output}");
         assert!(output.contains(expected), "{edit}: {output}");
+    }
+    // What the snapshot names is opened without the privileges of root.
+    for (option, status, expected) in [
+        ("", "status=2", "/tmp/disk cannot be opened"),
+        ("--disk=/tmp/disk,readonly=on", "status=2", "disk 1 with readonly=off"),
+        ("--disk=/tmp/disk", "status=0", "has ended"),
+    ] {
+        let output = host.run(&format!(
+            "chmod 600 /tmp/disk; restore '' {option}; rounds 1; \
+             request 'POST /v1/stop' >/dev/null 2>&1; wait $pid; echo status=$?; cat /tmp/out; \
+             chmod 666 /tmp/disk"
+        ));
+        assert!(output.contains(status), "{option}: {output}");
+        assert!(output.contains(expected), "{option}: {output}");
     }
     for (damage, expected) in [
         ("truncate -s 8M /tmp/disk", "another size"),

@@ -159,6 +159,17 @@ pub enum RestoreMode {
     },
 }
 
+/// Devices of a restored VM that its snapshot does not decide.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ReplacedDevices {
+    /// Disks, one for each of the snapshot; without any, those of the snapshot stay.
+    pub disks: Vec<DiskConfig>,
+    /// Network cards, likewise.
+    pub nets: Vec<NetConfig>,
+    /// Vsock device, as another guest may have the CID of the snapshot.
+    pub vsock: Option<VsockConfig>,
+}
+
 /// A snapshot to restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestoreConfig {
@@ -168,8 +179,8 @@ pub struct RestoreConfig {
     pub mode: RestoreMode,
     /// Leaves vCPUs and devices suspended until a request resumes the VM.
     pub is_paused: bool,
-    /// Vsock device in place of that of the snapshot, whose CID another guest may have.
-    pub vsock: Option<VsockConfig>,
+    /// Devices in place of those of the snapshot.
+    pub devices: ReplacedDevices,
 }
 
 /// Snapshots of a run.

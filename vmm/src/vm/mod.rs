@@ -30,6 +30,7 @@ mod metrics;
 mod open_files;
 pub mod outcome;
 pub mod privileges;
+mod replaced_devices;
 pub mod run;
 mod sandbox;
 mod save;

@@ -16,11 +16,12 @@ use kvm_ioctls::Kvm;
 use super::{
     config::{RestoreMode, VmConfig},
     outcome::{VmError, failed},
+    privileges::Identity,
     snapshot::{OpenSnapshot, OrderFile},
 };
 use crate::{
     arch::host,
-    devices::virtio::{block::Disk, net::Tap, vsock::VsockBackend},
+    devices::virtio::{BackendError, block::Disk, net::Tap, vsock::VsockBackend},
     kvm,
     memory::user_faults::UserFaults,
 };
@@ -121,27 +122,47 @@ pub struct OpenFiles {
     pub vsock: Option<VsockBackend>,
 }
 
+/// Users who open devices, instead of that of this process.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Openers {
+    pub disks: Option<Identity>,
+    pub taps: Option<Identity>,
+}
+
 impl OpenFiles {
     /// Opens all files and devices that `config` names, except those of the start.
-    pub fn new(config: &VmConfig, start: StartFiles) -> Result<Self, VmError> {
+    pub fn new(config: &VmConfig, start: StartFiles, openers: Openers) -> Result<Self, VmError> {
         let disks = config.devices.disks.iter();
         let nets = config.devices.nets.iter();
         let vsock = config.devices.vsock;
         Ok(Self {
             kvm: kvm::open(host::explain_missing_driver)?,
             start,
-            disks: disks
-                .map(|disk| Disk::open(&disk.path, disk.is_read_only))
-                .collect::<Result<_, _>>()
-                .map_err(failed("--disk"))?,
-            taps: nets
-                .map(|net| Tap::open(&net.tap))
-                .collect::<Result<_, _>>()
-                .map_err(failed("--net"))?,
+            disks: open_devices("--disk", openers.disks, || {
+                disks.map(|disk| Disk::open(&disk.path, disk.is_read_only)).collect()
+            })?,
+            taps: open_devices("--net", openers.taps, || {
+                nets.map(|net| Tap::open(&net.tap)).collect()
+            })?,
             vsock: vsock
                 .map(|vsock| VsockBackend::open(vsock.cid))
                 .transpose()
                 .map_err(failed("--vsock"))?,
         })
+    }
+}
+
+/// Opens the devices of an option as `opener`, or as this process.
+fn open_devices<T>(
+    option: &str,
+    opener: Option<Identity>,
+    open: impl FnOnce() -> Result<Vec<T>, BackendError>,
+) -> Result<Vec<T>, VmError> {
+    match opener {
+        None => open().map_err(failed(option)),
+        Some(identity) => identity.act(open)?.map_err(failed(format!(
+            "a device of {option} that the snapshot names is opened as --user: give the user access, \
+             or name it by {option} to open it as root"
+        ))),
     }
 }

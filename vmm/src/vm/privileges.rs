@@ -11,7 +11,7 @@
 use std::{fmt, fs, io};
 
 use rustix::{
-    process::{getgid, getuid},
+    process::{getgid, getgroups, getuid},
     thread::{
         CapabilitySet, CapabilitySets, Gid, Uid, capabilities, clear_ambient_capability_set,
         remove_capability_from_bounding_set, set_capabilities, set_no_new_privs, set_thread_groups,
@@ -43,6 +43,27 @@ impl Identity {
         find(user, group, || read(PASSWD), || read(GROUP))
     }
 
+    /// Calls `action` with the permissions of this user and group. The thread has its own again when
+    /// the call returns.
+    ///
+    /// # Errors
+    /// The kernel refuses the change.
+    pub fn act<T>(self, action: impl FnOnce() -> T) -> Result<T, VmError> {
+        check_is_root()?;
+        let failed = |call: &str| failed(format!("{call} failed"));
+        let (user, group, groups) = (getuid(), getgid(), getgroups().map_err(failed("getgroups"))?);
+        // The kernel removes the effective capabilities with the effective user root, and restores them
+        // with it.
+        set_thread_groups(&[]).map_err(failed("setgroups"))?;
+        set_thread_res_gid(group, Gid::from_raw(self.group), group).map_err(failed("setresgid"))?;
+        set_thread_res_uid(user, Uid::from_raw(self.user), user).map_err(failed("setresuid"))?;
+        let result = action();
+        set_thread_res_uid(user, user, user).map_err(failed("setresuid"))?;
+        set_thread_res_gid(group, group, group).map_err(failed("setresgid"))?;
+        set_thread_groups(&groups).map_err(failed("setgroups"))?;
+        Ok(result)
+    }
+
     /// Changes user and group irrevocably and drops all capabilities.
     ///
     /// # Errors
@@ -57,15 +78,7 @@ impl Identity {
                  only"
             ));
         }
-        let own = capabilities(None).map_err(failed("capget"))?;
-        let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
-        if !own.effective.contains(needed) {
-            return refuse(format_args!(
-                "--user: only root can change the user, and this process runs as user {}: start \
-                 it as root (sudo), or remove --user",
-                getuid().as_raw()
-            ));
-        }
+        check_is_root()?;
         set_no_new_privs(true).map_err(failed("PR_SET_NO_NEW_PRIVS"))?;
         for capability in CapabilitySet::all().iter() {
             match remove_capability_from_bounding_set(capability) {
@@ -102,6 +115,19 @@ impl Identity {
         }
         Ok(())
     }
+}
+
+fn check_is_root() -> Result<(), VmError> {
+    let own = capabilities(None).map_err(failed("capget failed"))?;
+    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
+    if own.effective.contains(needed) {
+        return Ok(());
+    }
+    refuse(format_args!(
+        "--user: only root can change the user, and this process runs as user {}: start it as root \
+         (sudo), or remove --user",
+        getuid().as_raw()
+    ))
 }
 
 fn refuse<T>(why: fmt::Arguments<'_>) -> Result<T, VmError> {
@@ -209,6 +235,20 @@ mod tests {
             let error = find_in_test_files(user, group).unwrap_err();
             assert!(error.contains(why), "{user:?} {group:?}: {error}");
         }
+    }
+
+    #[test]
+    fn an_action_has_the_permissions_of_the_user_only_while_it_lasts() {
+        if !getuid().is_root() {
+            return granule_types::testing::skip("the test needs root");
+        }
+        let nobody = Identity { user: 4242, group: 4343 };
+        let read = || fs::read("/etc/shadow").map_err(|error| error.kind()).map(drop);
+
+        let denied = nobody.act(read).unwrap();
+
+        assert_eq!(denied, Err(io::ErrorKind::PermissionDenied));
+        assert_eq!(read(), Ok(()));
     }
 
     /// Drops privileges in a child process, because the change is irrevocable and needs one thread.

@@ -25,8 +25,9 @@ use super::{
     event_loop::EventLoop,
     fatal_signals::report_bus_errors,
     fault_stalls::FaultStalls,
-    open_files::{MemorySource, OpenFiles, StartFiles},
+    open_files::{MemorySource, OpenFiles, Openers, StartFiles},
     outcome::{VmError, VmOutcome, failed},
+    privileges::Identity,
     sandbox::restrict_file_access,
     seccomp::{ThreadRole, confine_optionally},
     signals::Signals,
@@ -53,7 +54,7 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
     let signals = Signals::block().map_err(failed("blocking signals (signalfd) failed"))?;
     let mut stats_file = options.stats.as_deref().map(open_stats_file).transpose()?;
     let (config, start) = open_start(source)?;
-    let files = OpenFiles::new(&config, start)?;
+    let files = OpenFiles::new(&config, start, openers(source, options.identity))?;
     let snapshots = options.snapshots.as_ref();
     if snapshots.is_some_and(|snapshots| snapshots.is_incremental) {
         change_log::check_writers(&config).map_err(|reason| {
@@ -134,17 +135,22 @@ fn open_start(source: &VmSource) -> Result<(VmConfig, StartFiles), VmError> {
         VmSource::Restore(restore) => {
             let snapshot = OpenSnapshot::open(&restore.directory)?;
             let mut config = snapshot.state.config.clone();
-            match (restore.vsock, &mut config.devices.vsock) {
-                (Some(new), Some(saved)) => *saved = new,
-                (Some(_), None) => {
-                    let text = format!("{}: the VM has no --vsock", snapshot.name);
-                    return Err(VmError::Refused(text));
-                }
-                (None, _) => {}
-            }
+            restore.devices.replace(&snapshot.name, &mut config.devices)?;
             (config, StartFiles::restore(snapshot, &restore.mode)?)
         }
     })
+}
+
+/// Returns who opens the devices: `identity` those that a snapshot names, which may be a guest's words.
+fn openers(source: &VmSource, identity: Option<Identity>) -> Openers {
+    let VmSource::Restore(restore) = source else {
+        return Openers::default();
+    };
+    let unless = |is_named: bool| identity.filter(|_| !is_named);
+    Openers {
+        disks: unless(!restore.devices.disks.is_empty()),
+        taps: unless(!restore.devices.nets.is_empty()),
+    }
 }
 
 /// Raises the soft limit of open files to the hard limit, because each vCPU needs several files.
