@@ -119,6 +119,9 @@ impl PlacedStart<'_> {
             Self::Restore(snapshot, source) => (snapshot, source),
         };
         let name = || snapshot.name.as_str();
+        let machine = &snapshot.state.machine;
+        // A host that does not fit is refused before memory is read.
+        guest::restore_vcpus(&vcpus.fds, machine).map_err(failed(name()))?;
         let image = layered_image(snapshot, memory)?;
         let on_demand = match source {
             MemorySource::Map => {
@@ -136,9 +139,9 @@ impl PlacedStart<'_> {
             }
         };
         bus.restore(&snapshot.state.devices).map_err(failed(name()))?;
-        // KVM reads tables of the interrupt controller from guest memory.
-        guest::restore_machine(&vcpus.fds, &vcpus.controller, &snapshot.state.machine)
-            .map_err(failed(name()))?;
+        // KVM reads tables of the interrupt controller from guest memory. The guest's time goes on from
+        // here.
+        guest::restore_machine(&vcpus.fds, &vcpus.controller, machine).map_err(failed(name()))?;
         if let MemorySource::OnDemand(_, Some(file)) = source {
             populate_stage2(vm, vcpus, memory, file.order().unwrap_or_default())?;
         }

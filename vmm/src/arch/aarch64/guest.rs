@@ -153,18 +153,12 @@ pub fn save_machine(
     Ok(MachineState { vcpus, gic })
 }
 
-/// Restores the state of vCPUs that have not run, the boot vCPU first, and of their interrupt
-/// controller. Guest memory must be restored before. No ioctl on a vCPU may be in progress, also not
-/// on a helper.
+/// Restores the registers of vCPUs that have not run, the boot vCPU first, but for their counter.
 ///
 /// # Errors
-/// The VM has another number of vCPUs or interrupts, or this host has other registers or does not
-/// accept their values.
-pub fn restore_machine(
-    vcpus: &[VcpuFd],
-    controller: &InterruptController,
-    state: &MachineState,
-) -> Result<(), KvmError> {
+/// The VM has another number of vCPUs, or this host has other registers or does not accept their
+/// values.
+pub fn restore_vcpus(vcpus: &[VcpuFd], state: &MachineState) -> Result<(), KvmError> {
     let (saved, created) = (state.vcpus.len(), vcpus.len());
     if saved != created {
         return Err(KvmError::Unsupported(format!(
@@ -172,10 +166,22 @@ pub fn restore_machine(
              request --vcpus {saved}"
         )));
     }
-    for (index, (vcpu, state)) in vcpus.iter().zip(&state.vcpus).enumerate() {
-        save::restore_vcpu(vcpu, state, index == 0)?;
-    }
-    save_gic::restore_gic(controller, &affinities(vcpus)?, &state.gic)
+    vcpus.iter().zip(&state.vcpus).try_for_each(|(vcpu, state)| save::restore_vcpu(vcpu, state))
+}
+
+/// Restores the interrupt controller of restored vCPUs, and at last their counter. Guest memory must be
+/// restored before. No ioctl on a vCPU may be in progress, also not on a helper.
+///
+/// # Errors
+/// The VM has another number of interrupts, or this host does not accept a value.
+pub fn restore_machine(
+    vcpus: &[VcpuFd],
+    controller: &InterruptController,
+    state: &MachineState,
+) -> Result<(), KvmError> {
+    save_gic::restore_gic(controller, &affinities(vcpus)?, &state.gic)?;
+    let mut first = vcpus.iter().zip(&state.vcpus).take(1);
+    first.try_for_each(|(vcpu, state)| save::restore_counter(vcpu, state))
 }
 
 fn affinities<'a>(vcpus: impl IntoIterator<Item = &'a VcpuFd>) -> Result<Vec<u64>, KvmError> {

@@ -53,16 +53,15 @@ pub fn save_vcpu(vcpu: &VcpuFd) -> Result<VcpuState, KvmError> {
     Ok(VcpuState { mp_state, events, registers })
 }
 
-/// Restores the state of a vCPU that has not run. The virtual counter is one for the VM:
-/// `is_first` restores it.
+/// Restores the state of a vCPU that has not run, but for the virtual counter.
 ///
 /// # Errors
 /// This host does not have the same registers, or does not accept a value; the error lists all
 /// these registers.
-pub fn restore_vcpu(vcpu: &VcpuFd, state: &VcpuState, is_first: bool) -> Result<(), KvmError> {
+pub fn restore_vcpu(vcpu: &VcpuFd, state: &VcpuState) -> Result<(), KvmError> {
     let mut mismatches = Vec::new();
     for (&id, saved) in &state.registers {
-        if id == PHYSICAL_COUNTER || id == VIRTUAL_COUNTER && !is_first {
+        if id == PHYSICAL_COUNTER || id == VIRTUAL_COUNTER {
             continue;
         }
         mismatches.extend(restore_register(vcpu, id, saved));
@@ -88,6 +87,18 @@ pub fn restore_vcpu(vcpu: &VcpuFd, state: &VcpuState, is_first: bool) -> Result<
     };
     vcpu.set_vcpu_events(&kvm_vcpu_events { exception, ..kvm_vcpu_events::default() })
         .map_err(|error| KvmError::call("KVM_SET_VCPU_EVENTS", error))
+}
+
+/// Restores the virtual counter, which is one for the VM and runs from then on.
+///
+/// # Errors
+/// This host does not accept the value.
+pub fn restore_counter(vcpu: &VcpuFd, state: &VcpuState) -> Result<(), KvmError> {
+    let saved = state.registers.get(&VIRTUAL_COUNTER);
+    match saved.and_then(|saved| restore_register(vcpu, VIRTUAL_COUNTER, saved)) {
+        None => Ok(()),
+        Some(mismatch) => Err(mismatch_error(&[mismatch])),
+    }
 }
 
 /// Sets a register unless it has the value: the kernel refuses to set constants such as

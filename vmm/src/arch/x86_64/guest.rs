@@ -80,6 +80,10 @@ pub fn save_machine(
     Err(unsupported_error())
 }
 
+pub fn restore_vcpus(_vcpus: &[VcpuFd], _state: &MachineState) -> Result<(), KvmError> {
+    Err(unsupported_error())
+}
+
 pub fn restore_machine(
     _vcpus: &[VcpuFd],
     _controller: &InterruptController,
