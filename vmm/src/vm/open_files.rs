@@ -21,7 +21,12 @@ use super::{
 };
 use crate::{
     arch::host,
-    devices::virtio::{BackendError, block::Disk, net::Tap, vsock::VsockBackend},
+    devices::virtio::{
+        BackendError,
+        block::Disk,
+        net::{Tap, UnattachedTap},
+        vsock::VsockBackend,
+    },
     kvm,
     memory::user_faults::UserFaults,
 };
@@ -135,6 +140,8 @@ impl OpenFiles {
         let disks = config.devices.disks.iter();
         let nets = config.devices.nets.iter();
         let vsock = config.devices.vsock;
+        let taps = nets.map(|net| UnattachedTap::open(&net.tap)).collect::<Result<Vec<_>, _>>();
+        let taps = taps.map_err(failed("--net"))?;
         Ok(Self {
             kvm: kvm::open(host::explain_missing_driver)?,
             start,
@@ -142,7 +149,7 @@ impl OpenFiles {
                 disks.map(|disk| Disk::open(&disk.path, disk.is_read_only)).collect()
             })?,
             taps: open_devices("--net", openers.taps, || {
-                nets.map(|net| Tap::open(&net.tap)).collect()
+                taps.into_iter().map(UnattachedTap::attach).collect()
             })?,
             vsock: vsock
                 .map(|vsock| VsockBackend::open(vsock.cid))
