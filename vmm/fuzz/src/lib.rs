@@ -59,8 +59,17 @@ fn load_image(data: &[u8]) {
     let Ok(image) = Image::with_limit(Cursor::new(data), MAX_IMAGE_SIZE) else {
         return;
     };
-    let length = image.uncompressed.as_ref().map_or(data.len(), Vec::len);
-    assert!(image.size.0 >= length as u64);
+    let mut length = data.len() as u64;
+    if let Some(payload) = &image.payload {
+        length = 0;
+        // A stream may be damaged behind its header.
+        let _ = image.decompress(payload, Cursor::new(data), |offset, bytes| {
+            assert_eq!(offset, length);
+            length += bytes.len() as u64;
+            Ok(())
+        });
+    }
+    assert!(image.size.0 >= length);
     assert!(image.size <= MAX_IMAGE_SIZE && image.text_offset <= MAX_IMAGE_SIZE);
     for memory in [Bytes(4096), Bytes::mib(3), Bytes::mib(128)] {
         let Ok(layout) = BootLayout::new(&image, Some(Bytes(data.len() as u64)), memory) else {

@@ -6,7 +6,7 @@ use std::{fs::File, io::Cursor, sync::Arc};
 use granule_types::units::{Bytes, GuestAddress};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use linux_loader::loader::{KernelLoader as _, load_dtb, pe::PE};
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{Bytes as _, GuestMemoryMmap};
 
 use super::{
     boot::{self, fdt::Fdt},
@@ -93,11 +93,14 @@ fn load_kernel(
     (image, mut file): (&Image, &File),
     layout: &BootLayout,
 ) -> Result<(), BootError> {
+    if let Some(payload) = &image.payload {
+        return image.decompress(payload, file, |offset, bytes| {
+            let address = GuestAddress(layout.kernel.0 + offset);
+            memory.write_slice(bytes, address).map_err(BootError::Write)
+        });
+    }
     let base = GuestAddress(layout.kernel.0 - image.text_offset.0);
-    let loaded = match &image.uncompressed {
-        Some(bytes) => PE::load(memory, Some(base), &mut Cursor::new(bytes), None),
-        None => PE::load(memory, Some(base), &mut file, None),
-    };
+    let loaded = PE::load(memory, Some(base), &mut file, None);
     loaded.map(drop).map_err(|source| BootError::Load { object: "the kernel", source })
 }
 
@@ -203,7 +206,7 @@ fn random_seed() -> Option<[u8; SEED_SIZE]> {
 mod tests {
     use std::io::Write as _;
 
-    use vm_memory::Bytes as _;
+    use flate2::{Compression, write::GzEncoder};
 
     use super::*;
 
@@ -215,16 +218,22 @@ mod tests {
         file[8..16].copy_from_slice(&0x1000_u64.to_le_bytes());
         file[16..24].copy_from_slice(&4096_u64.to_le_bytes());
         file[56..60].copy_from_slice(b"ARM\x64");
-        let mut stored = tempfile::tempfile().unwrap();
-        stored.write_all(&file).unwrap();
-        let image = Image::from_file(&stored).unwrap();
-        let layout = BootLayout::new(&image, None, Bytes::mib(4)).unwrap();
+        let mut compressed = GzEncoder::new(Vec::new(), Compression::fast());
+        compressed.write_all(&file).unwrap();
 
-        load_kernel(&memory, (&image, &stored), &layout).unwrap();
+        for bytes in [file.clone(), compressed.finish().unwrap()] {
+            let mut stored = tempfile::tempfile().unwrap();
+            stored.write_all(&bytes).unwrap();
+            let image = Image::from_file(&stored).unwrap();
+            let layout = BootLayout::new(&image, None, Bytes::mib(4)).unwrap();
+            memory.write_slice(&[0; 4096], layout.kernel).unwrap();
 
-        assert_eq!(layout.kernel, GuestAddress(0x4000_1000));
-        let mut copied = vec![0; 4096];
-        memory.read_slice(&mut copied, layout.kernel).unwrap();
-        assert_eq!(copied, file);
+            load_kernel(&memory, (&image, &stored), &layout).unwrap();
+
+            assert_eq!(layout.kernel, GuestAddress(0x4000_1000));
+            let mut copied = vec![0; 4096];
+            memory.read_slice(&mut copied, layout.kernel).unwrap();
+            assert_eq!(copied, file);
+        }
     }
 }

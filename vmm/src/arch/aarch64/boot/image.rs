@@ -7,18 +7,22 @@
 //! (`drivers/firmware/efi/libstub/zboot-header.S`) has `MZ` at 0, `zimg` at 4, offset and size of
 //! the payload at 8 and 12, and the name of the compression at 24. All numbers are little-endian.
 //!
-//! The header is read here because the boot layout needs the size before the VM exists; the
-//! `linux-loader` crate loads the image (see [`crate::arch::guest`]): an `Image` straight from its file, so
-//! that no other memory than the guest's holds it. An ELF `vmlinux` is refused: that crate loads ELF on x86
-//! only.
+//! The header is read here because the boot layout needs the size before the VM exists. The
+//! `linux-loader` crate loads an `Image` straight from its file (see [`crate::arch::guest`]), and a
+//! compressed one is decompressed into guest memory. An ELF `vmlinux` is refused: that crate loads ELF on
+//! x86 only.
 //!
-//! Files are untrusted: lengths are checked, and decompression stops at [`MAX_IMAGE_SIZE`] bytes.
+//! Files are untrusted: lengths are checked, and decompression stops at the size of the header, or at
+//! [`MAX_IMAGE_SIZE`] bytes.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek};
 
 use granule_types::units::Bytes;
 
-use super::BootError;
+use super::{
+    BootError,
+    payload::{Compression, Payload},
+};
 
 /// Maximum size of an uncompressed kernel, which exceeds that of a kernel with all drivers built
 /// in.
@@ -33,11 +37,14 @@ const LEGACY_TEXT_OFFSET: u64 = 0x8_0000;
 /// Bytes of the header.
 const HEADER_SIZE: usize = 64;
 
-/// Uncompressed kernel image.
+/// Bytes that are decompressed at a time.
+const CHUNK_SIZE: usize = 64 << 10;
+
+/// Kernel image in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Content of a file that is compressed; without it, the file is the image.
-    pub uncompressed: Option<Vec<u8>>,
+    /// Compressed image; without it, the file is the image.
+    pub payload: Option<Payload>,
     /// Offset of the load address from a 2M boundary.
     pub text_offset: Bytes,
     /// Memory that the kernel occupies, including its BSS.
@@ -45,10 +52,10 @@ pub struct Image {
 }
 
 impl Image {
-    /// Parses a kernel file, and decompresses it if it is compressed.
+    /// Parses a kernel file.
     ///
     /// # Errors
-    /// The file cannot be read or is not a kernel image, or its decompressed size exceeds
+    /// The file cannot be read or is not a kernel image, or its uncompressed size exceeds
     /// [`MAX_IMAGE_SIZE`].
     pub fn from_file(file: impl Read + Seek) -> Result<Self, BootError> {
         Self::with_limit(file, MAX_IMAGE_SIZE)
@@ -56,31 +63,31 @@ impl Image {
 
     /// Parses a kernel file as [`Image::from_file`] does, with a maximum size of `limit`.
     pub fn with_limit(mut file: impl Read + Seek, limit: Bytes) -> Result<Self, BootError> {
-        let length = file.seek(SeekFrom::End(0)).map_err(BootError::Read)?;
-        let mut read = |size: u64| {
-            let mut bytes = Vec::new();
-            file.rewind()?;
-            file.by_ref().take(size).read_to_end(&mut bytes)?;
-            Ok(bytes)
+        let length = file.seek(io::SeekFrom::End(0)).map_err(BootError::Read)?;
+        file.rewind().map_err(BootError::Read)?;
+        let header = read_header(&mut file).map_err(BootError::Read)?;
+        let payload = match is_zboot(&header) {
+            true => zboot_payload(&header, length)?,
+            false if header.starts_with(GZIP_MAGIC) => {
+                Payload { compression: Compression::Gzip, offset: 0, size: length }
+            }
+            false => return Self::parse(&header, || Ok(length), None, limit),
         };
-        let header = read(HEADER_SIZE as u64).map_err(BootError::Read)?;
-        if !is_zboot(&header) && !header.starts_with(GZIP_MAGIC) {
-            return Self::parse(&header, length, None, limit);
-        }
-        let compressed = read(limit.0 + 1).map_err(BootError::Read)?;
-        let bytes = match is_zboot(&header) {
-            true => decompress_zboot(&compressed, limit)?,
-            false => gunzip(&compressed, limit)?,
+        let mut image = payload.decompress(file)?;
+        let failed = payload.compression.failed();
+        let header = read_header(&mut image).map_err(failed)?;
+        let length = || {
+            let rest = io::copy(&mut image.take(limit.0 + 1), &mut io::sink());
+            Ok(header.len() as u64 + rest.map_err(payload.compression.failed())?)
         };
-        let header = bytes[..bytes.len().min(HEADER_SIZE)].to_vec();
-        Self::parse(&header, bytes.len() as u64, Some(bytes), limit)
+        Self::parse(&header, length, Some(payload), limit)
     }
 
-    /// Parses the header of an image of `length` bytes.
+    /// Parses the header of an image. `length` returns the bytes of an image whose header has no size.
     fn parse(
         header: &[u8],
-        length: u64,
-        uncompressed: Option<Vec<u8>>,
+        length: impl FnOnce() -> Result<u64, BootError>,
+        payload: Option<Payload>,
         limit: Bytes,
     ) -> Result<Self, BootError> {
         if header.get(MAGIC_OFFSET..MAGIC_OFFSET + IMAGE_MAGIC.len()) != Some(IMAGE_MAGIC) {
@@ -98,42 +105,84 @@ impl Image {
             let text = "a big-endian kernel (CONFIG_CPU_BIG_ENDIAN) is not supported";
             return Err(BootError::InvalidInput(text.to_owned()));
         }
-        let (text_offset, size) = match image_size {
-            0 => (LEGACY_TEXT_OFFSET, length),
-            size => (text_offset, size.max(length)),
+        let (text_offset, size) = match (image_size, payload) {
+            (0, _) => (LEGACY_TEXT_OFFSET, length()?),
+            // The decompressed bytes are compared with the size when they are loaded.
+            (size, Some(_)) => (text_offset, size),
+            (size, None) => (text_offset, size.max(length()?)),
         };
-        if length > limit.0 || size > limit.0 || text_offset > limit.0 {
+        if size > limit.0 || text_offset > limit.0 {
             return Err(size_limit_error(limit));
         }
-        Ok(Self { uncompressed, text_offset: Bytes(text_offset), size: Bytes(size) })
+        Ok(Self { payload, text_offset: Bytes(text_offset), size: Bytes(size) })
     }
+
+    /// Decompresses the image of a compressed file, and calls `write` with offsets and bytes.
+    ///
+    /// # Errors
+    /// The file cannot be read or decompressed, or the image is larger than [`Self::size`]; or an error
+    /// of `write`.
+    pub fn decompress(
+        &self,
+        payload: &Payload,
+        file: impl Read + Seek,
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), BootError>,
+    ) -> Result<(), BootError> {
+        let mut image = payload.decompress(file)?;
+        let mut buffer = vec![0; CHUNK_SIZE];
+        let mut offset = 0;
+        loop {
+            let bytes = match image.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(count) => &buffer[..count],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(payload.compression.failed()(error)),
+            };
+            if offset + bytes.len() as u64 > self.size.0 {
+                return Err(size_limit_error(self.size));
+            }
+            write(offset, bytes)?;
+            offset += bytes.len() as u64;
+        }
+    }
+}
+
+/// Returns the first bytes, fewer if there are no more.
+fn read_header(file: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut header = Vec::new();
+    file.take(HEADER_SIZE as u64).read_to_end(&mut header)?;
+    Ok(header)
 }
 
 fn is_zboot(header: &[u8]) -> bool {
     header.starts_with(b"MZ") && header.get(4..8) == Some(b"zimg")
 }
 
-/// Returns the decompressed payload of a zboot image.
-fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Vec<u8>, BootError> {
+/// Returns the payload of a zboot image of `length` bytes.
+fn zboot_payload(header: &[u8], length: u64) -> Result<Payload, BootError> {
     let truncated = || truncated_file_error("payload");
-    let word = |at: usize| -> Option<usize> {
-        let bytes: [u8; 4] = file.get(at..at + 4)?.try_into().ok()?;
-        usize::try_from(u32::from_le_bytes(bytes)).ok()
+    let word = |at: usize| -> Option<u64> {
+        let bytes: [u8; 4] = header.get(at..at + 4)?.try_into().ok()?;
+        Some(u32::from_le_bytes(bytes).into())
     };
     let (offset, size) = word(8).zip(word(12)).ok_or_else(truncated)?;
-    let end = offset.checked_add(size).ok_or_else(truncated)?;
-    let payload = file.get(offset..end).ok_or_else(truncated)?;
-    let name = file.get(24..MAGIC_OFFSET).ok_or_else(truncated)?;
-    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-    match name {
-        b"gzip" => gunzip(payload, limit),
-        b"zstd" | b"zstd22" => unzstd(payload, limit),
-        other => Err(BootError::InvalidInput(format!(
-            "compression '{}' is not supported: build the kernel with CONFIG_KERNEL_GZIP or \
-             CONFIG_KERNEL_ZSTD",
-            String::from_utf8_lossy(other)
-        ))),
+    let name = header.get(24..MAGIC_OFFSET).ok_or_else(truncated)?;
+    if offset + size > length {
+        return Err(truncated());
     }
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    let compression = match name {
+        b"gzip" => Compression::Gzip,
+        b"zstd" | b"zstd22" => Compression::Zstd,
+        other => {
+            return Err(BootError::InvalidInput(format!(
+                "compression '{}' is not supported: build the kernel with CONFIG_KERNEL_GZIP or \
+                 CONFIG_KERNEL_ZSTD",
+                String::from_utf8_lossy(other)
+            )));
+        }
+    };
+    Ok(Payload { compression, offset, size })
 }
 
 fn truncated_file_error(part: &str) -> BootError {
@@ -142,33 +191,6 @@ fn truncated_file_error(part: &str) -> BootError {
 
 fn size_limit_error(limit: Bytes) -> BootError {
     BootError::InvalidInput(format!("the uncompressed kernel is larger than {limit}"))
-}
-
-fn gunzip(compressed: &[u8], limit: Bytes) -> Result<Vec<u8>, BootError> {
-    read_with_limit("gzip", flate2::read::GzDecoder::new(compressed), limit)
-}
-
-fn unzstd(compressed: &[u8], limit: Bytes) -> Result<Vec<u8>, BootError> {
-    let failed = |source: io::Error| BootError::Decompress { compression: "zstd", source };
-    let decoder = ruzstd::decoding::StreamingDecoder::new(compressed)
-        .map_err(|error| failed(io::Error::other(error.to_string())))?;
-    read_with_limit("zstd", decoder, limit)
-}
-
-fn read_with_limit(
-    compression: &'static str,
-    reader: impl Read,
-    limit: Bytes,
-) -> Result<Vec<u8>, BootError> {
-    let mut uncompressed = Vec::new();
-    reader
-        .take(limit.0 + 1)
-        .read_to_end(&mut uncompressed)
-        .map_err(|source| BootError::Decompress { compression, source })?;
-    if uncompressed.len() as u64 > limit.0 {
-        return Err(size_limit_error(limit));
-    }
-    Ok(uncompressed)
 }
 
 fn read_u64(bytes: &[u8], offset: usize) -> Option<u64> {
@@ -199,6 +221,17 @@ mod tests {
         encoder.finish().unwrap()
     }
 
+    fn decompress(image: &Image, file: &[u8]) -> Result<Vec<u8>, BootError> {
+        let mut bytes = Vec::new();
+        let payload = image.payload.unwrap();
+        image.decompress(&payload, Cursor::new(file), |offset, part| {
+            assert_eq!(offset, bytes.len() as u64);
+            bytes.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
     fn zboot_file(compression: &str, payload: &[u8]) -> Vec<u8> {
         let mut file = vec![0; 64];
         file[..8].copy_from_slice(b"MZ\0\0zimg");
@@ -218,7 +251,7 @@ mod tests {
 
             let image = Image::from_file(Cursor::new(bytes)).unwrap();
 
-            assert_eq!(image, Image { uncompressed: None, text_offset, size });
+            assert_eq!(image, Image { payload: None, text_offset, size });
         }
     }
 
@@ -230,12 +263,23 @@ mod tests {
             ruzstd::encoding::CompressionLevel::Fastest,
         );
         let plain = Image::from_file(Cursor::new(&file)).unwrap();
-        let expected = Image { uncompressed: Some(file.clone()), ..plain };
 
         for compressed in [gzip(&file), zboot_file("gzip", &gzip(&file)), zboot_file("zstd", &zstd)]
         {
-            assert_eq!(Image::from_file(Cursor::new(compressed)).unwrap(), expected);
+            let image = Image::from_file(Cursor::new(&compressed)).unwrap();
+
+            assert_eq!(Image { payload: None, ..image.clone() }, plain);
+            assert_eq!(decompress(&image, &compressed).unwrap(), file);
         }
+    }
+
+    #[test]
+    fn an_image_is_loaded_no_further_than_its_header_says() {
+        let file = gzip(&plain_image(0, 4000, 0xa));
+
+        let image = Image::from_file(Cursor::new(&file)).unwrap();
+
+        assert!(decompress(&image, &file).unwrap_err().to_string().contains("larger than 4000"));
     }
 
     #[test]
@@ -272,10 +316,12 @@ mod tests {
                 }
             }
             file.truncate(cut.max(1));
-            let length = file.len();
-            if let Ok(image) = Image::from_file(Cursor::new(file)) {
-                let length = image.uncompressed.as_ref().map_or(length, Vec::len);
-                prop_assert!(image.size.0 >= length as u64);
+            if let Ok(image) = Image::from_file(Cursor::new(&file)) {
+                let loaded = match image.payload {
+                    Some(_) => decompress(&image, &file).map_or(0, |bytes| bytes.len()),
+                    None => file.len(),
+                };
+                prop_assert!(image.size.0 >= loaded as u64);
                 prop_assert!(image.size <= MAX_IMAGE_SIZE);
             }
         }

@@ -15,6 +15,7 @@
 
 pub mod fdt;
 pub mod image;
+pub mod payload;
 
 use std::{io, ops::Range};
 
@@ -71,6 +72,9 @@ pub enum BootError {
     /// Error of a KVM call on a vCPU.
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    /// Error returned when a decompressed kernel cannot be written to guest memory.
+    #[error("the kernel cannot be copied into guest memory")]
+    Write(#[source] vm_memory::GuestMemoryError),
     /// Error returned when the kernel or the device tree cannot be copied into guest memory.
     #[error("{object} cannot be copied into guest memory")]
     Load {
@@ -157,7 +161,7 @@ mod tests {
     use crate::arch::{PLATFORM_DEVICES, VIRTIO_DEVICES};
 
     fn test_image(text_offset: u64, size: Bytes) -> Image {
-        Image { uncompressed: None, text_offset: Bytes(text_offset), size }
+        Image { payload: None, text_offset: Bytes(text_offset), size }
     }
 
     #[test]

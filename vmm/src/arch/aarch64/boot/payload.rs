@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Compressed payload of a kernel file, which is decompressed as a stream: neither the file nor the
+//! image is in other memory than the guest's.
+
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+
+use super::BootError;
+
+/// Compression format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// RFC 1952.
+    Gzip,
+    /// RFC 8878.
+    Zstd,
+}
+
+impl Compression {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+        }
+    }
+
+    pub(super) const fn failed(self) -> impl FnOnce(io::Error) -> BootError {
+        move |source| BootError::Decompress { compression: self.name(), source }
+    }
+}
+
+/// Place of a payload in its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Payload {
+    /// Format.
+    pub compression: Compression,
+    /// First byte.
+    pub offset: u64,
+    /// Compressed bytes.
+    pub size: u64,
+}
+
+impl Payload {
+    /// Returns a reader of the uncompressed bytes.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the payload has another format.
+    pub fn decompress<'a>(
+        &self,
+        mut file: impl Read + Seek + 'a,
+    ) -> Result<Box<dyn Read + 'a>, BootError> {
+        file.seek(SeekFrom::Start(self.offset)).map_err(BootError::Read)?;
+        let compressed = BufReader::new(file.take(self.size));
+        Ok(match self.compression {
+            Compression::Gzip => Box::new(flate2::bufread::GzDecoder::new(compressed)),
+            Compression::Zstd => {
+                let decoder = ruzstd::decoding::StreamingDecoder::new(compressed);
+                let failed = |error| io::Error::other(format!("{error}"));
+                Box::new(decoder.map_err(failed).map_err(self.compression.failed())?)
+            }
+        })
+    }
+}
