@@ -52,6 +52,7 @@ INIT
     chmod 666 /tmp/disk && mkdir -m 777 /tmp/run
     ip tuntap add dev tap8 mode tap vnet_hdr user nobody
     ip addr add 192.168.78.1/24 dev tap8 && ip link set tap8 up
+    chmod 666 /dev/net/tun # As udev does: the user of a restore opens it.
     (while :; do ping -q -i 0.05 192.168.78.2 >/dev/null 2>&1; sleep 0.1; done) &
 }
 start() {
@@ -268,12 +269,17 @@ fn a_process_that_ends_while_it_saves_leaves_a_whole_snapshot() {
             "POST /v1/snapshot",
         ),
     ];
-    let durations = ways.map(|(prepare, request)| {
+    // All but the first add a file of changes.
+    let has_changes = |files: &str| files.contains("changes-");
+    let durations = [0, 1, 2].map(|way| {
+        let (prepare, request) = ways[way];
+        host.run(&format!("{prepare}; snapshot="));
         let output = host.run(&format!(
-            "{prepare}; snapshot=; begun=$(date +%s%3N); request '{request}'; \
-             echo \"duration=$(($(date +%s%3N) - begun))=\"; finish"
+            "begun=$(date +%s%3N); request '{request}'; echo \"duration=$(($(date +%s%3N) - begun))=\""
         ));
-        assert!(output.contains("_bytes"), "{request}: {output}");
+        let files = host.run("finish; ls $to");
+        assert!(output.contains("data_bytes"), "{request}: {output}");
+        assert_eq!(has_changes(&files), way > 0, "{request}: {files}");
         parse_number(&output, "duration")
     });
     // Counts of earlier and new snapshots that are left, by signal.
@@ -301,7 +307,14 @@ fn a_process_that_ends_while_it_saves_leaves_a_whole_snapshot() {
         let [before, after] = ["before", "after"].map(|name| parse_number(&killed, name));
         // An answer says that the new snapshot is the one of the directory.
         assert!(after != before || parse_number(&killed, "answered") == 0, "{context}: {killed}");
+        if after != before {
+            assert_eq!(has_changes(&killed), way > 0, "{context}: {killed}");
+        }
         counts[usize::from(after != before)] += 1;
+    }
+    if kills >= 12 {
+        let has_both = [0, 1].map(|which| left.iter().any(|(_, _, counts)| counts[which] > 0));
+        assert_eq!(has_both, [true; 2], "no signal came before, or none after the end: {left:?}");
     }
     println!("{kills} signals within {durations:?} ms; earlier and new snapshots left: {left:?}");
 }

@@ -118,7 +118,7 @@ pub fn build(
     let memory = allocate_memory(&zones.collect::<Vec<_>>(), start.mapped_image())
         .map_err(failed("guest memory cannot be allocated"))?;
     let start = start.with_memory(&memory)?;
-    let suspends_devices = start.suspends_devices();
+    let snapshot = start.snapshot();
 
     let ipa_bits = start.ipa_bits().or(config.ipa_bits);
     let (vm, ipa_bits) =
@@ -147,6 +147,11 @@ pub fn build(
         .map(|mode| stage2_prefault::start(mode, &vm, &vcpus, &memory))
         .transpose()?
         .flatten();
+    if let Some(snapshot) = snapshot {
+        // The guest's time goes on from here.
+        guest::restore_counter(&vcpus.fds, &snapshot.state.machine)
+            .map_err(failed(snapshot.name.as_str()))?;
+    }
 
     let mut statistics = Statistics::default();
     if connections.collects_statistics {
@@ -178,7 +183,7 @@ pub fn build(
         ipa_bits,
         on_demand,
         memory,
-        has_suspended_devices: Cell::new(suspends_devices),
+        has_suspended_devices: Cell::new(snapshot.is_some()),
         confines_threads: connections.confines_vcpus,
         statistics,
     })

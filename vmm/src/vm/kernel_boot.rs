@@ -63,10 +63,12 @@ impl<'a> KernelBoot<'a> {
             command_line: self.command_line,
         };
         let image = &self.image;
-        self.files.kernel.read(|file| {
-            Ok(guest::write_boot_data(memory.map(), (image, file), &description, vcpus, layout))
-        })??;
-        Ok(())
+        self.files
+            .kernel
+            .read(|file| {
+                Ok(guest::write_boot_data(memory.map(), (image, file), &description, vcpus, layout))
+            })?
+            .map_err(failed(self.files.kernel.name.as_str()))
     }
 }
 

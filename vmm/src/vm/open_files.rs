@@ -21,12 +21,7 @@ use super::{
 };
 use crate::{
     arch::host,
-    devices::virtio::{
-        BackendError,
-        block::Disk,
-        net::{Tap, UnattachedTap},
-        vsock::VsockBackend,
-    },
+    devices::virtio::{BackendError, block::Disk, net::Tap, vsock::VsockBackend},
     kvm,
     memory::user_faults::UserFaults,
 };
@@ -140,8 +135,6 @@ impl OpenFiles {
         let disks = config.devices.disks.iter();
         let nets = config.devices.nets.iter();
         let vsock = config.devices.vsock;
-        let taps = nets.map(|net| UnattachedTap::open(&net.tap)).collect::<Result<Vec<_>, _>>();
-        let taps = taps.map_err(failed("--net"))?;
         Ok(Self {
             kvm: kvm::open(host::explain_missing_driver)?,
             start,
@@ -149,7 +142,7 @@ impl OpenFiles {
                 disks.map(|disk| Disk::open(&disk.path, disk.is_read_only)).collect()
             })?,
             taps: open_devices("--net", openers.taps, || {
-                taps.into_iter().map(UnattachedTap::attach).collect()
+                nets.map(|net| Tap::open(&net.tap)).collect()
             })?,
             vsock: vsock
                 .map(|vsock| VsockBackend::open(vsock.cid))
@@ -168,8 +161,7 @@ fn open_devices<T>(
     match opener {
         None => open().map_err(failed(option)),
         Some(identity) => identity.act(open)?.map_err(failed(format!(
-            "a device of {option} that the snapshot names is opened as --user: give the user access, \
-             or name it by {option} to open it as root"
+            "{option} of the snapshot, which --user opens, unlike {option} of the command line"
         ))),
     }
 }

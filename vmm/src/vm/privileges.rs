@@ -43,24 +43,27 @@ impl Identity {
         find(user, group, || read(PASSWD), || read(GROUP))
     }
 
-    /// Calls `action` with the permissions of this user and group. The thread has its own again when
-    /// the call returns.
+    /// Calls `action` with the permissions of this user and group, and returns to those of the process,
+    /// which is root.
     ///
     /// # Errors
-    /// The kernel refuses the change.
+    /// The kernel refuses a change. The process must end then, as it may have some of the permissions.
     pub fn act<T>(self, action: impl FnOnce() -> T) -> Result<T, VmError> {
-        check_is_root()?;
+        let own = check_is_root()?;
         let failed = |call: &str| failed(format!("{call} failed"));
         let (user, group, groups) = (getuid(), getgid(), getgroups().map_err(failed("getgroups"))?);
-        // The kernel removes the effective capabilities with the effective user root, and restores them
-        // with it.
         set_thread_groups(&[]).map_err(failed("setgroups"))?;
         set_thread_res_gid(group, Gid::from_raw(self.group), group).map_err(failed("setresgid"))?;
         set_thread_res_uid(user, Uid::from_raw(self.user), user).map_err(failed("setresuid"))?;
+        let none = CapabilitySets { effective: CapabilitySet::empty(), ..own };
+        set_capabilities(None, none).map_err(failed("capset"))?;
         let result = action();
+        set_capabilities(None, own).map_err(failed("capset"))?;
         set_thread_res_uid(user, user, user).map_err(failed("setresuid"))?;
         set_thread_res_gid(group, group, group).map_err(failed("setresgid"))?;
         set_thread_groups(&groups).map_err(failed("setgroups"))?;
+        // The kernel may have removed some with the change of the user.
+        set_capabilities(None, own).map_err(failed("capset"))?;
         Ok(result)
     }
 
@@ -117,11 +120,12 @@ impl Identity {
     }
 }
 
-fn check_is_root() -> Result<(), VmError> {
+/// Returns the capabilities of the process, if it may change its user.
+fn check_is_root() -> Result<CapabilitySets, VmError> {
     let own = capabilities(None).map_err(failed("capget failed"))?;
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
     if own.effective.contains(needed) {
-        return Ok(());
+        return Ok(own);
     }
     refuse(format_args!(
         "--user: only root can change the user, and this process runs as user {}: start it as root \
@@ -244,11 +248,24 @@ mod tests {
         }
         let nobody = Identity { user: 4242, group: 4343 };
         let read = || fs::read("/etc/shadow").map_err(|error| error.kind()).map(drop);
+        let status = || {
+            let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+            let is_permission = |line: &&str| {
+                ["Uid:", "Gid:", "Groups:", "Cap"].iter().any(|name| line.starts_with(name))
+            };
+            status.lines().filter(is_permission).collect::<Vec<_>>().join("\n")
+        };
+        let before = status();
 
-        let denied = nobody.act(read).unwrap();
+        let (denied, during) = nobody.act(|| (read(), status())).unwrap();
 
         assert_eq!(denied, Err(io::ErrorKind::PermissionDenied));
+        for line in ["Uid:\t0\t4242\t0\t4242", "Gid:\t0\t4343\t0\t4343", "Groups:\t \n"] {
+            assert!(during.contains(line), "{line}: {during}");
+        }
+        assert!(during.contains("CapEff:\t0000000000000000"), "{during}");
         assert_eq!(read(), Ok(()));
+        assert_eq!(status(), before);
     }
 
     /// Drops privileges in a child process, because the change is irrevocable and needs one thread.

@@ -89,17 +89,20 @@ impl<'a> Start<'a> {
     }
 }
 
-impl PlacedStart<'_> {
-    /// Returns whether devices are suspended after [`Self::load`].
-    pub const fn suspends_devices(&self) -> bool {
-        matches!(self, Self::Restore(..))
-    }
-
+impl<'a> PlacedStart<'a> {
     /// Returns the width of guest-physical addresses that the start demands.
     pub const fn ipa_bits(&self) -> Option<u8> {
+        match self.snapshot() {
+            None => None,
+            Some(snapshot) => Some(snapshot.state.ipa_bits),
+        }
+    }
+
+    /// Returns the snapshot, whose vCPUs need their counter when all else is done.
+    pub const fn snapshot(&self) -> Option<&'a OpenSnapshot> {
         match self {
             Self::Boot(..) => None,
-            Self::Restore(snapshot, _) => Some(snapshot.state.ipa_bits),
+            Self::Restore(snapshot, _) => Some(snapshot),
         }
     }
 
@@ -120,7 +123,7 @@ impl PlacedStart<'_> {
         };
         let name = || snapshot.name.as_str();
         let machine = &snapshot.state.machine;
-        // A host that does not fit is refused before memory is read.
+        // A host with another CPU is refused before memory is read.
         guest::restore_vcpus(&vcpus.fds, machine).map_err(failed(name()))?;
         let image = layered_image(snapshot, memory)?;
         let on_demand = match source {
@@ -139,8 +142,7 @@ impl PlacedStart<'_> {
             }
         };
         bus.restore(&snapshot.state.devices).map_err(failed(name()))?;
-        // KVM reads tables of the interrupt controller from guest memory. The guest's time goes on from
-        // here.
+        // KVM reads tables of the interrupt controller from guest memory.
         guest::restore_machine(&vcpus.fds, &vcpus.controller, machine).map_err(failed(name()))?;
         if let MemorySource::OnDemand(_, Some(file)) = source {
             populate_stage2(vm, vcpus, memory, file.order().unwrap_or_default())?;

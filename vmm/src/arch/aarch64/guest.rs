@@ -172,8 +172,7 @@ pub fn restore_vcpus(vcpus: &[VcpuFd], state: &MachineState) -> Result<(), KvmEr
     vcpus.iter().zip(&state.vcpus).try_for_each(|(vcpu, state)| save::restore_vcpu(vcpu, state))
 }
 
-/// Restores the interrupt controller of restored vCPUs, and at last their counter. Guest memory must be
-/// restored before. No ioctl on a vCPU may be in progress, also not on a helper.
+/// Restores the interrupt controller of restored vCPUs. Guest memory must be restored before. No ioctl on a vCPU may be in progress, also not on a helper.
 ///
 /// # Errors
 /// The VM has another number of interrupts, or this host does not accept a value.
@@ -182,7 +181,14 @@ pub fn restore_machine(
     controller: &InterruptController,
     state: &MachineState,
 ) -> Result<(), KvmError> {
-    save_gic::restore_gic(controller, &affinities(vcpus)?, &state.gic)?;
+    save_gic::restore_gic(controller, &affinities(vcpus)?, &state.gic)
+}
+
+/// Restores the counter of restored vCPUs, from which their time goes on.
+///
+/// # Errors
+/// This host does not accept the value.
+pub fn restore_counter(vcpus: &[VcpuFd], state: &MachineState) -> Result<(), KvmError> {
     let mut first = vcpus.iter().zip(&state.vcpus).take(1);
     first.try_for_each(|(vcpu, state)| save::restore_counter(vcpu, state))
 }

@@ -84,6 +84,10 @@ pub fn restore_vcpus(_vcpus: &[VcpuFd], _state: &MachineState) -> Result<(), Kvm
     Err(unsupported_error())
 }
 
+pub fn restore_counter(_vcpus: &[VcpuFd], _state: &MachineState) -> Result<(), KvmError> {
+    Err(unsupported_error())
+}
+
 pub fn restore_machine(
     _vcpus: &[VcpuFd],
     _controller: &InterruptController,

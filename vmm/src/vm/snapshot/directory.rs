@@ -14,9 +14,9 @@
 //! one. Memory that a VM has mapped stays as it is after its file was removed.
 
 use std::{
-    fs::{self, File},
-    io::{self, Write as _},
-    os::unix::fs::fchown,
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{OpenOptionsExt as _, fchown},
     path::Path,
 };
 
@@ -237,11 +237,30 @@ pub(super) fn read_state(path: &Path) -> io::Result<String> {
         }
         _ => error,
     };
-    let size = fs::metadata(&path).map_err(no_snapshot)?.len();
-    if size > MAX_STATE_SIZE {
-        return Err(io::Error::other(format!("the state has {size} bytes, more than 64M")));
+    let state = open_regular(&path).map_err(no_snapshot)?;
+    let mut text = String::new();
+    let size = state.take(MAX_STATE_SIZE + 1).read_to_string(&mut text)?;
+    if size as u64 > MAX_STATE_SIZE {
+        return Err(io::Error::other("the state has more than 64M"));
     }
-    fs::read_to_string(path)
+    Ok(text)
+}
+
+/// Opens a file of a snapshot, whose directory another user may have filled: a link could name any file
+/// that this user may read, and a pipe or device would never end.
+pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let file = file.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::LOOP) => {
+            io::Error::other("it is a symbolic link, which a restore does not follow")
+        }
+        _ => error,
+    })?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a regular file")),
+    }
 }
 
 #[cfg(test)]
@@ -295,6 +314,23 @@ mod tests {
 
         assert_eq!(names(&path), ["memory-1", STATE_NAME]);
         assert_eq!(OpenSnapshot::open(&path).unwrap().state.config.vcpus, 2);
+    }
+
+    #[test]
+    fn links_and_directories_in_place_of_its_files_are_refused() {
+        for file in ["memory-0", STATE_NAME] {
+            let (folder, path) = new_directory();
+            save(&SnapshotDirectory::open(&path).unwrap(), 1);
+            let moved = folder.path().join("moved");
+            fs::rename(path.join(file), &moved).unwrap();
+
+            std::os::unix::fs::symlink(&moved, path.join(file)).unwrap();
+            assert!(refusal(&path).contains("symbolic link"), "{file}");
+
+            fs::remove_file(path.join(file)).unwrap();
+            fs::create_dir(path.join(file)).unwrap();
+            assert!(refusal(&path).contains("not a regular file"), "{file}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! save:     pause vCPUs ── suspend devices ── state of machine ── memory ── commit ── resume
-//! restore:  VM ── vCPUs ── memory ── devices, suspended ── GIC ── counter ── resume
+//! restore:  VM ── vCPUs ── memory ── devices, suspended ── GIC ── stage 2 ── counter ── resume
 //! ```
 //!
 //! The order makes the snapshot one of a single moment: neither a vCPU nor a device changes memory

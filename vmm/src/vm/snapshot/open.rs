@@ -6,7 +6,7 @@ use std::{fs::File, io, path::Path, sync::Arc};
 use super::{
     super::outcome::{VmError, failed},
     VmState,
-    directory::{CHANGES_PREFIX, MEMORY_PREFIX, file_number, read_state},
+    directory::{CHANGES_PREFIX, MEMORY_PREFIX, file_number, open_regular, read_state},
 };
 
 /// Maximum number of states that are read until all files of one exist. Another VM needs a commit for
@@ -68,8 +68,8 @@ impl OpenSnapshot {
                 let text = format!("the state names '{file}', which is no {kind} file");
                 return Err(failed(name)(text));
             }
-            let opened = File::open(path.join(file)).map_err(failed(format!("{name}: {file}")))?;
-            Ok(Arc::new(opened))
+            let opened = open_regular(&path.join(file));
+            Ok(Arc::new(opened.map_err(failed(format!("{name}: {file}")))?))
         };
         let memory = open(MEMORY_PREFIX, "memory", &state.memory)?;
         let changes = state.changes.iter();

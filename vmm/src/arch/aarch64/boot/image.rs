@@ -139,7 +139,11 @@ impl Image {
                 Err(error) => return Err(payload.compression.failed()(error)),
             };
             if offset + bytes.len() as u64 > self.size.0 {
-                return Err(size_limit_error(self.size));
+                return Err(BootError::InvalidInput(format!(
+                    "the uncompressed kernel is larger than the {} of its header: remove what was \
+                     appended to it",
+                    self.size
+                )));
             }
             write(offset, bytes)?;
             offset += bytes.len() as u64;
@@ -279,7 +283,9 @@ mod tests {
 
         let image = Image::from_file(Cursor::new(&file)).unwrap();
 
-        assert!(decompress(&image, &file).unwrap_err().to_string().contains("larger than 4000"));
+        assert!(
+            decompress(&image, &file).unwrap_err().to_string().contains("larger than the 4000")
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Compressed payload of a kernel file, which is decompressed as a stream: neither the file nor the
-//! image is in other memory than the guest's.
+//! Compressed payload of a kernel file, which is decompressed as a stream. A decoder has the window of
+//! its format: 32K for gzip; that of zstd may be as large as the image, which is then decoded twice, as
+//! the first decoder reads the header.
 
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 

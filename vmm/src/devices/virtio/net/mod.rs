@@ -23,7 +23,7 @@ use super::{
     RateLimitedLog, VirtioDevice, feature_bit, feature_bits,
 };
 
-pub use tap::{Tap, UnattachedTap};
+pub use tap::Tap;
 
 const RECEIVE_QUEUE: usize = 0;
 const TRANSMIT_QUEUE: usize = 1;

@@ -24,15 +24,9 @@ pub struct Tap {
     has_offloads: bool,
 }
 
-/// Open driver of taps that is to be attached to one. Another user than that of the driver may do so.
-#[derive(Debug)]
-pub struct UnattachedTap {
-    file: File,
-    name: String,
-}
-
-impl UnattachedTap {
-    /// Opens the driver for the tap of this name.
+impl Tap {
+    /// Attaches to the tap of this name. If the process has the permission, the kernel creates a
+    /// missing tap, which exists until the process ends.
     ///
     /// # Errors
     /// The name is invalid, or the kernel refuses.
@@ -46,41 +40,36 @@ impl UnattachedTap {
             );
             return Err(BackendError::new(message, None));
         }
+        let refused = |operation: &str, source: io::Error| {
+            let advice = advice(name, &source);
+            BackendError::new(
+                format!("the tap {name} cannot be used ({operation}){advice}"),
+                source,
+            )
+        };
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(libc::O_NONBLOCK)
             .open("/dev/net/tun")
-            .map_err(|source| refused(name, "opening /dev/net/tun", source))?;
-        Ok(Self { file, name: name.to_owned() })
-    }
-
-    /// Attaches to the tap. If the process has the permission, the kernel creates a missing tap, which
-    /// exists until the process ends.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn attach(self) -> Result<Tap, BackendError> {
-        let Self { file, name } = self;
+            .map_err(|source| refused("opening /dev/net/tun", source))?;
         // SAFETY: all zeros is a valid request: an empty name and no flags.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (target, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *target = libc::c_char::from_ne_bytes([byte]);
+        for (target, byte) in request.ifr_name.iter_mut().zip(bytes) {
+            *target = libc::c_char::from_ne_bytes([*byte]);
         }
         let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).unwrap_or(0);
         // SAFETY: the kernel reads a whole `struct ifreq` during the call.
         let result = unsafe { ioctl_with_ref(&file, ioctl_number(libc::TUNSETIFF), &request) };
-        check_ioctl(result).map_err(|source| refused(&name, "TUNSETIFF", source))?;
+        check_ioctl(result).map_err(|source| refused("TUNSETIFF", source))?;
         let size = libc::c_int::try_from(HEADER_SIZE).unwrap_or(0);
         // SAFETY: the kernel reads an int during the call.
         let result = unsafe { ioctl_with_ref(&file, ioctl_number(libc::TUNSETVNETHDRSZ), &size) };
-        check_ioctl(result).map_err(|source| refused(&name, "TUNSETVNETHDRSZ", source))?;
-        Ok(Tap { file: Arc::new(file), name, has_offloads: true })
+        check_ioctl(result).map_err(|source| refused("TUNSETVNETHDRSZ", source))?;
+        Ok(Self { file: Arc::new(file), name: name.to_owned(), has_offloads: true })
     }
-}
 
-impl Tap {
     /// Uses another non-blocking descriptor as a tap, without offloads. Each read or write
     /// transfers one packet with its header.
     pub fn from_fd(packets: OwnedFd, name: &str) -> Self {
@@ -129,11 +118,6 @@ const fn ioctl_number(number: libc::Ioctl) -> libc::c_ulong {
     number as u32 as libc::c_ulong
 }
 
-fn refused(name: &str, operation: &str, source: io::Error) -> BackendError {
-    let advice = advice(name, &source);
-    BackendError::new(format!("the tap {name} cannot be used ({operation}){advice}"), source)
-}
-
 fn advice(name: &str, source: &io::Error) -> String {
     match source.raw_os_error() {
         Some(libc::EBUSY) => ": another program uses it".to_owned(),
@@ -158,7 +142,7 @@ mod tests {
     #[test]
     fn invalid_interface_names_are_refused() {
         for name in ["", "sixteen-bytes-xx", "a b", "a/b", "tap%d", "tap\0"] {
-            let error = UnattachedTap::open(name).unwrap_err().to_string();
+            let error = Tap::open(name).unwrap_err().to_string();
             assert!(error.contains("is not a valid tap name"), "{error}");
         }
     }

@@ -145,7 +145,7 @@ fn a_closed_descriptor_takes_the_link_down_until_a_restore() {
 #[test]
 fn a_deleted_tap_takes_the_link_down() {
     let name = format!("granule{}", std::process::id());
-    let tap = match UnattachedTap::open(&name).and_then(UnattachedTap::attach) {
+    let tap = match Tap::open(&name) {
         Ok(tap) => tap,
         Err(error) => {
             return granule_types::testing::skip(format_args!("cannot open a tap: {error}"));
