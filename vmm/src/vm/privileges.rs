@@ -58,12 +58,10 @@ impl Identity {
         let none = CapabilitySets { effective: CapabilitySet::empty(), ..own };
         set_capabilities(None, none).map_err(failed("capset"))?;
         let result = action();
-        set_capabilities(None, own).map_err(failed("capset"))?;
         set_thread_res_uid(user, user, user).map_err(failed("setresuid"))?;
+        set_capabilities(None, own).map_err(failed("capset"))?;
         set_thread_res_gid(group, group, group).map_err(failed("setresgid"))?;
         set_thread_groups(&groups).map_err(failed("setgroups"))?;
-        // The kernel may have removed some with the change of the user.
-        set_capabilities(None, own).map_err(failed("capset"))?;
         Ok(result)
     }
 

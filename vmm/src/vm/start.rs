@@ -143,7 +143,8 @@ impl<'a> PlacedStart<'a> {
         };
         bus.restore(&snapshot.state.devices).map_err(failed(name()))?;
         // KVM reads tables of the interrupt controller from guest memory.
-        guest::restore_machine(&vcpus.fds, &vcpus.controller, machine).map_err(failed(name()))?;
+        guest::restore_controller(&vcpus.fds, &vcpus.controller, machine)
+            .map_err(failed(name()))?;
         if let MemorySource::OnDemand(_, Some(file)) = source {
             populate_stage2(vm, vcpus, memory, file.order().unwrap_or_default())?;
         }

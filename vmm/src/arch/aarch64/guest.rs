@@ -94,7 +94,7 @@ fn load_kernel(
     layout: &BootLayout,
 ) -> Result<(), BootError> {
     if let Some(payload) = &image.payload {
-        return image.decompress(payload, file, |offset, bytes| {
+        return payload.write(file, image.size, |offset, bytes| {
             let address = GuestAddress(layout.kernel.0 + offset);
             memory.write_slice(bytes, address).map_err(BootError::Write)
         });
@@ -172,11 +172,12 @@ pub fn restore_vcpus(vcpus: &[VcpuFd], state: &MachineState) -> Result<(), KvmEr
     vcpus.iter().zip(&state.vcpus).try_for_each(|(vcpu, state)| save::restore_vcpu(vcpu, state))
 }
 
-/// Restores the interrupt controller of restored vCPUs. Guest memory must be restored before. No ioctl on a vCPU may be in progress, also not on a helper.
+/// Restores the interrupt controller of restored vCPUs. Guest memory must be restored before. No ioctl
+/// on a vCPU may be in progress, also not on a helper.
 ///
 /// # Errors
 /// The VM has another number of interrupts, or this host does not accept a value.
-pub fn restore_machine(
+pub fn restore_controller(
     vcpus: &[VcpuFd],
     controller: &InterruptController,
     state: &MachineState,

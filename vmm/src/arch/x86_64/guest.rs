@@ -88,7 +88,7 @@ pub fn restore_counter(_vcpus: &[VcpuFd], _state: &MachineState) -> Result<(), K
     Err(unsupported_error())
 }
 
-pub fn restore_machine(
+pub fn restore_controller(
     _vcpus: &[VcpuFd],
     _controller: &InterruptController,
     _state: &MachineState,

@@ -37,9 +37,6 @@ const LEGACY_TEXT_OFFSET: u64 = 0x8_0000;
 /// Bytes of the header.
 const HEADER_SIZE: usize = 64;
 
-/// Bytes that are decompressed at a time.
-const CHUNK_SIZE: usize = 64 << 10;
-
 /// Kernel image in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
@@ -115,39 +112,6 @@ impl Image {
             return Err(size_limit_error(limit));
         }
         Ok(Self { payload, text_offset: Bytes(text_offset), size: Bytes(size) })
-    }
-
-    /// Decompresses the image of a compressed file, and calls `write` with offsets and bytes.
-    ///
-    /// # Errors
-    /// The file cannot be read or decompressed, or the image is larger than [`Self::size`]; or an error
-    /// of `write`.
-    pub fn decompress(
-        &self,
-        payload: &Payload,
-        file: impl Read + Seek,
-        mut write: impl FnMut(u64, &[u8]) -> Result<(), BootError>,
-    ) -> Result<(), BootError> {
-        let mut image = payload.decompress(file)?;
-        let mut buffer = vec![0; CHUNK_SIZE];
-        let mut offset = 0;
-        loop {
-            let bytes = match image.read(&mut buffer) {
-                Ok(0) => return Ok(()),
-                Ok(count) => &buffer[..count],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(payload.compression.failed()(error)),
-            };
-            if offset + bytes.len() as u64 > self.size.0 {
-                return Err(BootError::InvalidInput(format!(
-                    "the uncompressed kernel is larger than the {} of its header: remove what was \
-                     appended to it",
-                    self.size
-                )));
-            }
-            write(offset, bytes)?;
-            offset += bytes.len() as u64;
-        }
     }
 }
 
@@ -228,7 +192,7 @@ mod tests {
     fn decompress(image: &Image, file: &[u8]) -> Result<Vec<u8>, BootError> {
         let mut bytes = Vec::new();
         let payload = image.payload.unwrap();
-        image.decompress(&payload, Cursor::new(file), |offset, part| {
+        payload.write(Cursor::new(file), image.size, |offset, part| {
             assert_eq!(offset, bytes.len() as u64);
             bytes.extend_from_slice(part);
             Ok(())

@@ -5,7 +5,12 @@
 
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
+use granule_types::units::Bytes;
+
 use super::BootError;
+
+/// Bytes that are decompressed at a time.
+const CHUNK_SIZE: usize = 64 << 10;
 
 /// Compression format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,5 +64,37 @@ impl Payload {
                 Box::new(decoder.map_err(failed).map_err(self.compression.failed())?)
             }
         })
+    }
+
+    /// Decompresses the image, whose header says that it has `size`, and calls `write` with offsets
+    /// and bytes.
+    ///
+    /// # Errors
+    /// The file cannot be read or decompressed, or the image is larger; or an error of `write`.
+    pub fn write(
+        &self,
+        file: impl Read + Seek,
+        size: Bytes,
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), BootError>,
+    ) -> Result<(), BootError> {
+        let mut image = self.decompress(file)?;
+        let mut buffer = vec![0; CHUNK_SIZE];
+        let mut offset = 0;
+        loop {
+            let bytes = match image.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(count) => &buffer[..count],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(self.compression.failed()(error)),
+            };
+            if offset + bytes.len() as u64 > size.0 {
+                return Err(BootError::InvalidInput(format!(
+                    "the uncompressed kernel is larger than the {size} of its header: remove what \
+                     was appended to it"
+                )));
+            }
+            write(offset, bytes)?;
+            offset += bytes.len() as u64;
+        }
     }
 }
