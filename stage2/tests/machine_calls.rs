@@ -5,11 +5,14 @@
 
 mod support;
 
-use granule_stage2::check::{
-    Rule,
-    machine::{Hypervisor, LockType, Role},
+use granule_stage2::{
+    check::{
+        Rule,
+        machine::{Hypervisor, LockType, Role},
+    },
+    geometry::Granule,
 };
-use support::machine::{observe, rules};
+use support::machine::{observe, rules, rules_with_granule};
 
 /// CPU 0 handles an abort: it looks up the page, maps it, and marks it dirty. The table has a reference
 /// for its entry, and the root for the table.
@@ -70,6 +73,28 @@ fn each_missing_call_is_found() {
 
         assert_eq!(rules(&trace), [rule], "{step:?}");
     }
+}
+
+#[test]
+fn references_are_counted_by_table_before_a_guest_has_shown_its_page_size() {
+    // The host fills a table of 64K, and links it, before a CPU selects the root.
+    let trace = "0 stack 1 ffff800010053174\n0 enter 8 10000 0 0 0\n0 leave 8 41180000\n\
+                 0 enter 9 ffff000001000080 0 0 0\n0 leave 9 41190000\n\
+                 0 enter 10 41190000 0 0 0\n0 enter 10 4119fff8 0 0 0\n\
+                 0 enter 10 41180000 0 0 0\n0 dc civac 41a00000 20000 @1\n0 dsb sy\n\
+                 0 vtcr 80026558\n0 hcr 488000000\n\
+                 0 table 41190000 3 - 0=40000041a007ff 1fff=40000041a107ff\n\
+                 0 table 41180000 2 - 0=41190003\n0 vttbr 1000041180000\n0 isb\n\
+                 0 word 50000000 0 1\n\
+                 0 store 41190000 40000041a007ff 40000041a0077f plain @1\n\
+                 0 word 50000000 1 0\n";
+    let with = |taken: &str| {
+        let trace = trace.replacen("0 enter 10 4119fff8 0 0 0\n", taken, 1);
+        rules_with_granule(Granule::K64, &trace)
+    };
+
+    assert_eq!(with("0 enter 10 4119fff8 0 0 0\n"), []);
+    assert_eq!(with(""), [Rule::WrongReferences]);
 }
 
 #[test]
@@ -328,10 +353,26 @@ fn a_block_that_becomes_writable_under_logging_is_found() {
 }
 
 #[test]
+fn memory_that_is_logged_before_a_guest_runs_has_pages_of_the_host() {
+    // Logging of 512M from 512M on, in pages of 64K; a fault then makes a block there writable.
+    let trace = "0 stack 1 ffff800010053174\n0 enter 14 50000000 2000 2000 1\n\
+                 0 vtcr 80026558\n0 hcr 488000000\n0 table 41180000 2 -\n0 vttbr 1000041180000\n0 isb\n\
+                 0 enter 1 ffff000001000000 0 0 0\n0 enter 6 0 0 0 0\n0 enter 5 0 0 0 0\n\
+                 0 leave 5 6000\n0 word 50000000 0 1\n0 enter 6 0 0 0 0\n\
+                 0 dc civac 60000000 20000000 @1\n0 dsb sy\n\
+                 0 store 41180008 0 400000600007fd release @1\n\
+                 0 enter 4 ffff000001000080 2000 0 0\n0 word 50000000 1 0\n0 leave 1 0\n";
+
+    assert_eq!(rules_with_granule(Granule::K64, trace), [Rule::NotMarkedDirty]);
+    assert_eq!(rules_with_granule(Granule::K64, &trace.replacen("2000 1", "2000 0", 1)), []);
+}
+
+#[test]
 fn rules_without_a_function_are_unchecked() {
     let hypervisor = |functions: &[(u16, Role)]| Hypervisor {
         lock: LockType::Spinlock,
         locked_entry: None,
+        granule: Granule::K4,
         functions: functions.iter().copied().collect(),
     };
     let is_unchecked = |hypervisor: &Hypervisor, rule| {

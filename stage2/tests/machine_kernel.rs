@@ -12,6 +12,7 @@ use granule_stage2::{
             TranslatedAddress,
         },
     },
+    geometry::Granule,
 };
 
 /// The function that changes the kernel's tables, and the one that frees pages.
@@ -42,7 +43,8 @@ const TABLES: &str = "
 fn observe(trace: &str, bbm: u8) -> Observer {
     let functions = [(CHANGE, Role::ChangeKernel), (FREE, Role::FreePage)];
     let lock = LockType::Spinlock;
-    let hypervisor = Hypervisor { lock, locked_entry: None, functions: BTreeMap::from(functions) };
+    let functions = BTreeMap::from(functions);
+    let hypervisor = Hypervisor { lock, locked_entry: None, granule: Granule::K4, functions };
     let mut observer = Observer::new(Machine {
         cpus: 2,
         memory: (PhysAddr(0x4000_0000), 1 << 30),

@@ -220,6 +220,11 @@ pub enum PageSize {
 }
 
 impl PageSize {
+    /// Returns whether this is the size of most kernels.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// Returns the page size in the flags of an arm64 image; `None` if the image does not state it
     /// (`Documentation/arch/arm64/booting.rst`, 4: bits 1 and 2).
     pub const fn of_image_flags(flags: u64) -> Option<Self> {

@@ -9,6 +9,7 @@ use granule_stage2::{
         Rule,
         machine::{Hypervisor, LockType, Machine, MachineEvent, Observer, Role},
     },
+    geometry::Granule,
 };
 
 /// Returns a machine whose mmu_lock has this type.
@@ -30,7 +31,7 @@ fn machine(lock: LockType) -> Machine {
     Machine {
         cpus: 2,
         memory: (PhysAddr(0x4000_0000), 1 << 30),
-        hypervisor: Hypervisor { lock, locked_entry: None, functions },
+        hypervisor: Hypervisor { lock, locked_entry: None, granule: Granule::K4, functions },
         disabled_rules: BTreeSet::from([Rule::OutsideSlot]),
         bbm: None,
     }
@@ -42,6 +43,13 @@ fn observe_on(machine: Machine, trace: &str) -> Observer {
         observer.observe(&line.parse::<MachineEvent>().unwrap());
     }
     observer
+}
+
+/// Returns the violated rules of a trace of one guest of a host with this page size.
+pub fn rules_with_granule(granule: Granule, trace: &str) -> Vec<Rule> {
+    let mut machine = machine(LockType::Spinlock);
+    machine.hypervisor.granule = granule;
+    rules_of(observe_on(machine, trace))
 }
 
 /// Returns an observer that has seen a trace.

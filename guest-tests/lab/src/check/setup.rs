@@ -9,12 +9,13 @@ use granule_stage2::{
         MAX_CPUS, Rule,
         machine::{Hypervisor as ObservedHypervisor, LockType, Machine, Role},
     },
+    geometry::Granule,
 };
 use granule_types::units::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::hypervisor::{Hypervisor, Use};
-use crate::values::LinuxVersion;
+use crate::values::{LinuxVersion, PageSize};
 
 /// First address of the memory of QEMU's `virt` machine.
 const MEMORY_START: u64 = 0x4000_0000;
@@ -39,6 +40,9 @@ pub struct Setup {
     #[serde(deserialize_with = "supported_cpus")]
     pub cpus: u8,
     memory: Bytes,
+    /// Page size of the kernel; 4K in a trace that does not say so.
+    #[serde(default, skip_serializing_if = "PageSize::is_default")]
+    page_size: PageSize,
     lock: Lock,
     /// Mask and value of a locked entry.
     locked_entry: Option<(u64, u64)>,
@@ -137,7 +141,12 @@ pub struct Unapplied {
 
 impl Setup {
     /// Returns the setup of a job. The number of CPUs is limited to that of the checker.
-    pub fn new(linux: LinuxVersion, hypervisor: &Hypervisor, hardware: Hardware<'_>) -> Self {
+    pub fn new(
+        linux: LinuxVersion,
+        page_size: PageSize,
+        hypervisor: &Hypervisor,
+        hardware: Hardware<'_>,
+    ) -> Self {
         let functions = hypervisor.functions.iter().filter_map(|function| {
             let role = match function.used_for {
                 Use::Role(role) | Use::Memory { role, .. } => Some(FunctionRole(role)),
@@ -151,6 +160,7 @@ impl Setup {
             cpu: hardware.cpu.to_owned(),
             cpus: observed_cpus(hardware.cpus),
             memory: hardware.memory,
+            page_size,
             lock: match hypervisor.generation.lock {
                 LockType::Spinlock => Lock::Spinlock,
                 LockType::ReaderWriter => Lock::ReaderWriter,
@@ -179,6 +189,8 @@ impl Setup {
             cpu: hardware.cpu.to_owned(),
             cpus: observed_cpus(hardware.cpus),
             memory: hardware.memory,
+            // Until the registers of a guest show it.
+            page_size: PageSize::default(),
             lock: Lock::Spinlock,
             locked_entry: None,
             bbm: None,
@@ -230,6 +242,11 @@ impl Setup {
                 Lock::ReaderWriter => LockType::ReaderWriter,
             },
             locked_entry: self.locked_entry,
+            granule: match self.page_size {
+                PageSize::Kib4 => Granule::K4,
+                PageSize::Kib16 => Granule::K16,
+                PageSize::Kib64 => Granule::K64,
+            },
             functions: roles.collect(),
         }
     }
@@ -269,7 +286,7 @@ pub mod tests {
         let hypervisor =
             Hypervisor::new(linux, Code { symbols: &symbols, image: &[] }, KernelCheck::default());
         let hardware = Hardware { cpu: "neoverse-n1", cpus: 2, memory: Bytes::gib(1) };
-        Setup::new(linux, &hypervisor, hardware)
+        Setup::new(linux, PageSize::Kib64, &hypervisor, hardware)
     }
 
     #[test]
@@ -322,6 +339,7 @@ pub mod tests {
         assert_eq!(restored, setup);
         let machine = restored.machine();
         assert_eq!(machine.memory, (PhysAddr(0x4000_0000), 1 << 30));
+        assert_eq!(machine.hypervisor.granule, Granule::K64);
         assert_eq!(machine.hypervisor.functions, BTreeMap::from([(1, Role::Call)]));
         assert!(machine.disabled_rules.contains(&Rule::OutsideSlot));
         assert!(!machine.disabled_rules.contains(&Rule::BreakBeforeMake));

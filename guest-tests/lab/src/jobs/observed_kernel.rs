@@ -15,13 +15,14 @@ use crate::{
     jobs::matrix::PlannedJob,
     kernel::Kernel,
     shell,
-    values::LinuxVersion,
+    values::{LinuxVersion, PageSize},
 };
 
 /// Functions of a kernel that the checker has to observe.
 #[derive(Debug)]
 pub struct ObservedKernel {
     version: LinuxVersion,
+    page_size: PageSize,
     places: Places,
     hypervisor: Hypervisor,
 }
@@ -54,7 +55,7 @@ impl ObservedKernel {
         let image = if is_built { shell::read(&kernel.image)? } else { Vec::new() };
         let code = Code { symbols: places.symbols(), image: &image };
         let hypervisor = Hypervisor::new(version, code, check);
-        Ok(Self { version, places, hypervisor })
+        Ok(Self { version, page_size: kernel.page_size, places, hypervisor })
     }
 
     /// Returns the arguments of the plugin for the trace of a job, each after a comma.
@@ -75,7 +76,7 @@ impl ObservedKernel {
     ) -> Result<T, CommandError> {
         let machine = &job.machine;
         let hardware = Hardware { cpu: &machine.cpu, cpus: machine.cpus, memory: machine.memory };
-        let setup = Setup::new(self.version, &self.hypervisor, hardware);
+        let setup = Setup::new(self.version, self.page_size, &self.hypervisor, hardware);
         observe(Check::new(setup, &self.places), directory, keeps_trace, emulator)
     }
 }

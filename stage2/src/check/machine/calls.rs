@@ -136,6 +136,7 @@ pub(super) struct Calls {
     logged: BTreeMap<PhysAddr, AddressSet<Ipa>>,
     /// The bytes that threads allocate.
     allocated: BTreeMap<Thread, u64>,
+    /// Size of a page and of a table in bytes.
     page_size: u64,
     /// References to the pages of tables, since their allocation.
     references: BTreeMap<PhysAddr, i64>,
@@ -156,14 +157,14 @@ impl Calls {
             reads_sequence: hypervisor.has(Role::ReadSequence),
             logged: BTreeMap::new(),
             allocated: BTreeMap::new(),
-            page_size: 0x1000,
+            page_size: hypervisor.granule.size(),
             references: BTreeMap::new(),
             sequence_changed_at: BTreeMap::new(),
             changed: BTreeMap::new(),
         }
     }
 
-    /// Sets the size of a table.
+    /// Sets the size of a page and of a table in bytes.
     pub(super) const fn set_page_size(&mut self, size: u64) {
         self.page_size = size;
     }

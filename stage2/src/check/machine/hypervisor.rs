@@ -4,7 +4,7 @@
 use alloc::{collections::BTreeMap, vec::Vec};
 
 use super::lock::LockType;
-use crate::{check::Rule, descriptor::Descriptor};
+use crate::{check::Rule, descriptor::Descriptor, geometry::Granule};
 
 /// Meaning of a function for the checker. A function may be a single instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +61,9 @@ pub struct Hypervisor {
     /// Bits of an invalid entry, and their value if a walker has locked the entry. In a hypervisor
     /// without locked entries, walkers that share the lock may only relax permissions.
     pub locked_entry: Option<(u64, u64)>,
+    /// Size of a page and of a table, until the registers of a guest show it: tables are allocated,
+    /// and memory is logged, before that.
+    pub granule: Granule,
     /// Functions by the numbers of the trace.
     pub functions: BTreeMap<u16, Role>,
 }
@@ -138,6 +141,7 @@ mod tests {
         let hypervisor = Hypervisor {
             lock: LockType::ReaderWriter,
             locked_entry: Some((0xf << 60 | 1, 1 << 60)),
+            granule: Granule::K4,
             functions: BTreeMap::new(),
         };
 
