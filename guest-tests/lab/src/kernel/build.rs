@@ -296,9 +296,17 @@ pub fn mismatches(fragment: &str, config: &str) -> Vec<ConfigMismatch> {
     let requested = parse_config(fragment);
     let actual = parse_config(config);
     let mismatch = |(symbol, requested): (&str, &str)| {
-        let actual = actual.get(symbol).copied().unwrap_or("n");
-        let message = format!("{symbol} is {actual} instead of {requested}");
-        (actual != requested).then(|| (symbol.to_owned(), message))
+        let message = match actual.get(symbol) {
+            Some(actual) if *actual == requested => return None,
+            Some(actual) => format!("{symbol} is {actual} instead of {requested}"),
+            None if requested == "n" => return None,
+            // Kconfig writes a line for each symbol that it offers.
+            None => format!(
+                "the configuration lacks {symbol}: the source does not offer it, or what it depends on \
+                 is not set"
+            ),
+        };
+        Some((symbol.to_owned(), message))
     };
     requested.into_iter().filter_map(mismatch).collect()
 }
@@ -321,7 +329,8 @@ mod tests {
 
     #[test]
     fn symbols_that_differ_from_the_fragments_are_found() {
-        let lab = "# a remark\nCONFIG_KVM=y\nCONFIG_SMP=y\nCONFIG_NR_CPUS=128\nCONFIG_NEW=y\n";
+        let lab = "# a remark\nCONFIG_KVM=y\nCONFIG_SMP=y\nCONFIG_NR_CPUS=128\nCONFIG_NEW=y\n\
+                   # CONFIG_OLD is not set\n";
         let debug = "# CONFIG_SMP is not set\n";
         let config = "CONFIG_NR_CPUS=64\nCONFIG_OTHER=y\n# CONFIG_KVM is not set\n";
 
@@ -329,7 +338,11 @@ mod tests {
 
         let expected = [
             ("CONFIG_KVM", "CONFIG_KVM is n instead of y"),
-            ("CONFIG_NEW", "CONFIG_NEW is n instead of y"),
+            (
+                "CONFIG_NEW",
+                "the configuration lacks CONFIG_NEW: the source does not offer it, or what it depends on \
+                 is not set",
+            ),
             ("CONFIG_NR_CPUS", "CONFIG_NR_CPUS is 64 instead of 128"),
         ];
         assert_eq!(found, expected.map(|(symbol, text)| (symbol.to_owned(), text.to_owned())));
