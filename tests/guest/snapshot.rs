@@ -223,11 +223,24 @@ fn what_does_not_fit_is_refused_and_the_snapshot_stays() {
     let output = host.run("save");
     assert!(output.contains("data_bytes"), "{output}");
 
-    // States of hosts with other pages, another CPU and another GIC; the last edit changes nothing.
+    // States of hosts with other pages, another CPU and another GIC, which is refused before memory is
+    // read; the last edit changes nothing.
     for (edit, expected) in [
         ("s/\"page_size\":4096/\"page_size\":65536/", "host with pages of 64K"),
         ("s/\\(13c030\":\"\\)[0-9a-f]*/\\1efcdab8967452301/", "0x123456789abcdef"),
-        ("s/\"interrupts\":[0-9]*/\"interrupts\":992/", "interrupts 992 in the snapshot"),
+        (
+            "s/\"memory_crc\":[0-9]*/\"memory_crc\":1/;s/\"interrupts\":[0-9]*/\"interrupts\":992/",
+            "interrupts 992 in the snapshot",
+        ),
+        (
+            "s/\"memory_crc\":[0-9]*/\"memory_crc\":1/;s/\"iidr\":\"0x[0-9a-f]/\"iidr\":\"0x9/",
+            "distributor register 0x8",
+        ),
+        (
+            "s/\"memory_crc\":[0-9]*/\"memory_crc\":1/;s/\\(13c664\":\"0x\\)[0-9a-f]*/\\1700/",
+            "CPU interface register 0xc664",
+        ),
+        ("s/\"memory_crc\":[0-9]*/\"memory_crc\":1/", "is damaged"),
         ("", "has ended"),
     ] {
         let output = host.run(&format!(

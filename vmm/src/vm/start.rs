@@ -123,8 +123,8 @@ impl<'a> PlacedStart<'a> {
         };
         let name = || snapshot.name.as_str();
         let machine = &snapshot.state.machine;
-        // A host with another CPU is refused before memory is read.
-        guest::restore_vcpus(&vcpus.fds, machine).map_err(failed(name()))?;
+        // A host with another CPU or GIC is refused before memory is read.
+        guest::restore_vcpus(&vcpus.fds, &vcpus.controller, machine).map_err(failed(name()))?;
         let image = layered_image(snapshot, memory)?;
         let on_demand = match source {
             MemorySource::Map => {
@@ -143,7 +143,7 @@ impl<'a> PlacedStart<'a> {
         };
         bus.restore(&snapshot.state.devices).map_err(failed(name()))?;
         // KVM reads tables of the interrupt controller from guest memory.
-        guest::restore_controller(&vcpus.fds, &vcpus.controller, machine)
+        guest::restore_interrupts(&vcpus.fds, &vcpus.controller, machine)
             .map_err(failed(name()))?;
         if let MemorySource::OnDemand(_, Some(file)) = source {
             populate_stage2(vm, vcpus, memory, file.order().unwrap_or_default())?;

@@ -156,12 +156,18 @@ pub fn save_machine(
     Ok(MachineState { vcpus, gic })
 }
 
-/// Restores the registers of vCPUs that have not run, the boot vCPU first, but for their counter.
+/// Restores the registers of vCPUs that have not run, the boot vCPU first, but for their counter, and
+/// their interfaces of the interrupt controller. No ioctl on a vCPU may be in progress, also not on a
+/// helper.
 ///
 /// # Errors
-/// The VM has another number of vCPUs, or this host has other registers or does not accept their
-/// values.
-pub fn restore_vcpus(vcpus: &[VcpuFd], state: &MachineState) -> Result<(), KvmError> {
+/// The VM has another number of vCPUs or interrupts, or this host has other registers, another
+/// interrupt controller or does not accept their values.
+pub fn restore_vcpus(
+    vcpus: &[VcpuFd],
+    controller: &InterruptController,
+    state: &MachineState,
+) -> Result<(), KvmError> {
     let (saved, created) = (state.vcpus.len(), vcpus.len());
     if saved != created {
         return Err(KvmError::Unsupported(format!(
@@ -169,20 +175,21 @@ pub fn restore_vcpus(vcpus: &[VcpuFd], state: &MachineState) -> Result<(), KvmEr
              request --vcpus {saved}"
         )));
     }
-    vcpus.iter().zip(&state.vcpus).try_for_each(|(vcpu, state)| save::restore_vcpu(vcpu, state))
+    vcpus.iter().zip(&state.vcpus).try_for_each(|(vcpu, state)| save::restore_vcpu(vcpu, state))?;
+    save_gic::restore_interfaces(controller, &affinities(vcpus)?, &state.gic)
 }
 
-/// Restores the interrupt controller of restored vCPUs. Guest memory must be restored before. No ioctl
-/// on a vCPU may be in progress, also not on a helper.
+/// Restores the interrupts of restored vCPUs. Guest memory must be restored before. No ioctl on a vCPU
+/// may be in progress, also not on a helper.
 ///
 /// # Errors
-/// The VM has another number of interrupts, or this host does not accept a value.
-pub fn restore_controller(
+/// This host does not accept a value.
+pub fn restore_interrupts(
     vcpus: &[VcpuFd],
     controller: &InterruptController,
     state: &MachineState,
 ) -> Result<(), KvmError> {
-    save_gic::restore_gic(controller, &affinities(vcpus)?, &state.gic)
+    save_gic::restore_interrupts(controller, &affinities(vcpus)?, &state.gic)
 }
 
 /// Restores the counter of restored vCPUs, from which their time goes on.

@@ -55,28 +55,51 @@ pub fn save_gic(
     })
 }
 
-/// Restores a GIC that has the state of its creation. Guest memory is restored before, because KVM
-/// reads the pending LPIs and the ITS tables from it.
+/// Restores the revisions and the CPU interfaces of a GIC that has the state of its creation. A host
+/// with another GIC refuses them, and they need no guest memory.
 ///
 /// # Errors
 /// The GIC is a GICv2, does not have the saved structure, or does not accept a value.
-pub fn restore_gic(
+pub fn restore_interfaces(
     controller: &InterruptController,
     affinities: &[u64],
     state: &GicState,
 ) -> Result<(), KvmError> {
     check_version(controller)?;
     check_structure(controller, affinities, state)?;
+    set_interfaces(controller, state).map_err(|error| {
+        KvmError::Unsupported(format!(
+            "the snapshot cannot be restored: {error}. Restore it on a host with the same GIC"
+        ))
+    })
+}
+
+fn set_interfaces(controller: &InterruptController, state: &GicState) -> Result<(), KvmError> {
+    Registers::distributor(&controller.gic).set(GICD_IIDR.into(), state.iidr.0)?;
+    if let (Some(its), Some(state)) = (&controller.its, &state.its) {
+        // It selects the entry sizes in the BASERs, and may precede all other registers of the ITS.
+        Registers::its(its).set(GITS_IIDR, state.iidr.0)?;
+    }
+    state.vcpus.iter().try_for_each(|vcpu| restore_cpu_interface(&controller.gic, vcpu))
+}
+
+/// Restores the interrupts of a GIC whose interfaces are restored. Guest memory is restored before,
+/// because KVM reads the pending LPIs and the ITS tables from it.
+///
+/// # Errors
+/// The GIC does not accept a value.
+pub fn restore_interrupts(
+    controller: &InterruptController,
+    affinities: &[u64],
+    state: &GicState,
+) -> Result<(), KvmError> {
     let gic = &controller.gic;
-    let registers = Registers::distributor(gic);
-    registers.set(GICD_IIDR.into(), state.iidr.0)?;
     for vcpu in &state.vcpus {
         Registers::redistributor(gic, vcpu.affinity.0)
             .restore(&redistributor(), &vcpu.redistributor)?;
     }
-    registers.restore(&distributor(state.interrupts), &state.distributor)?;
+    Registers::distributor(gic).restore(&distributor(state.interrupts), &state.distributor)?;
     for vcpu in &state.vcpus {
-        restore_cpu_interface(gic, vcpu)?;
         Registers::levels(gic, vcpu.affinity.0).set(0, vcpu.levels.0)?;
     }
     let words = (state.interrupts.saturating_sub(PRIVATE_INTERRUPTS) / 32) as usize;
@@ -172,11 +195,11 @@ fn save_its(its: &DeviceFd) -> Result<ItsState, KvmError> {
     })
 }
 
-/// Restores an ITS in the order that `arm-vgic-its.rst` requires, after the redistributors.
+/// Restores an ITS, after its revision and the redistributors, in the order that `arm-vgic-its.rst`
+/// requires.
 fn restore_its(its: &DeviceFd, state: &ItsState) -> Result<(), KvmError> {
     let registers = Registers::its(its);
-    // IIDR selects the entry sizes in the BASERs; a write to CBASER resets CREADR.
-    registers.set(GITS_IIDR, state.iidr.0)?;
+    // A write to CBASER resets CREADR.
     registers.set(GITS_CBASER, state.cbaser.0)?;
     for (offset, value) in GITS_BASER.into_iter().zip(state.basers) {
         registers.set(offset, value.0)?;

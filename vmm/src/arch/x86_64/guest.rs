@@ -80,7 +80,11 @@ pub fn save_machine(
     Err(unsupported_error())
 }
 
-pub fn restore_vcpus(_vcpus: &[VcpuFd], _state: &MachineState) -> Result<(), KvmError> {
+pub fn restore_vcpus(
+    _vcpus: &[VcpuFd],
+    _controller: &InterruptController,
+    _state: &MachineState,
+) -> Result<(), KvmError> {
     Err(unsupported_error())
 }
 
@@ -88,7 +92,7 @@ pub fn restore_counter(_vcpus: &[VcpuFd], _state: &MachineState) -> Result<(), K
     Err(unsupported_error())
 }
 
-pub fn restore_controller(
+pub fn restore_interrupts(
     _vcpus: &[VcpuFd],
     _controller: &InterruptController,
     _state: &MachineState,
