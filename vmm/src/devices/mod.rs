@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Emulated devices of a guest.
 //!
-//! A device answers a range of guest-physical addresses that no memslot covers. A guest access to
-//! that range ends `KVM_RUN` with an MMIO exit. The vCPU thread passes the access to the [`Bus`],
-//! which finds the device and locks only that device: vCPUs that use different devices do not
-//! contend. Interrupts take the opposite path through an eventfd that the device manager
-//! registers as an irqfd, so that no device depends on KVM.
+//! A device answers a range of guest-physical addresses that no memslot covers, except the page of the
+//! VM's generation. A guest access to that range ends `KVM_RUN` with an MMIO exit. The vCPU thread
+//! passes the access to the [`Bus`], which finds the device and locks only that device: vCPUs that use
+//! different devices do not contend. Interrupts take the opposite path through an eventfd that the
+//! device manager registers as an irqfd, so that no device depends on KVM.
 //!
 //! A guest access cannot make the program fail: a load that no device handles returns zero, and a
 //! store that no device handles has no effect.
@@ -18,6 +18,7 @@ mod pl011;
 pub mod serial;
 mod state;
 pub mod virtio;
+mod vm_generation;
 
 use granule_types::units::GuestAddress;
 
@@ -26,6 +27,7 @@ pub use clocks::{BootTimer, Rtc};
 pub use pl011::Pl011;
 pub use serial::Serial;
 pub use state::{DeviceState, RestoreError};
+pub use vm_generation::{VmGeneration, new_generation};
 
 /// Size of a device's register range, in bytes; the distance between virtio devices.
 pub const REGISTER_RANGE_SIZE: u64 = 0x1000;

@@ -22,6 +22,8 @@ pub enum DeviceState {
     Rtc(RtcState),
     /// A virtio device.
     Virtio(TransportState),
+    /// The generation of the VM, which is another one after a restore.
+    VmGeneration,
 }
 
 impl DeviceState {
@@ -33,6 +35,7 @@ impl DeviceState {
             Self::Pl011(_) => "a PL011",
             Self::Rtc(_) => "a real-time clock",
             Self::Virtio(_) => "a virtio device",
+            Self::VmGeneration => "the generation of a VM",
         };
         RestoreError(format!("the state of {kind} does not fit {device}"))
     }

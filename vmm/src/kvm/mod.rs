@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! KVM objects that do not depend on the architecture: memslots and their dirty logs, statistics
-//! and tracepoint counters, the population of stage 2, the ioctls that `kvm-ioctls` lacks, and
-//! kicks that force a vCPU out of the guest.
+//! KVM objects that do not depend on the architecture: memslots and their dirty logs, pages that a
+//! guest can only read, statistics and tracepoint counters, the population of stage 2, the ioctls that
+//! `kvm-ioctls` lacks, and kicks that force a vCPU out of the guest.
 
 pub mod dirty_ring;
 pub mod ioctls;
@@ -9,6 +9,7 @@ pub mod kick;
 pub mod memslot;
 mod open;
 pub mod pre_fault;
+pub mod read_only_page;
 pub mod stage2_tables;
 pub mod stats;
 pub mod tracepoints;

@@ -14,6 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     config::{MemoryZone, Stage2Prefault, VmConfig},
     device_manager::{DeviceManager, SharedSerialPort, interrupt_count},
+    generation,
     open_files::OpenFiles,
     outcome::{VmError, failed},
     stage2_prefault,
@@ -32,7 +33,10 @@ use crate::{
         serial::SerialOutput,
         virtio::{balloon::BalloonHandle, console::Console},
     },
-    kvm::{self, dirty_ring::DirtyRings, memslot::Memslot, stats::Statistics},
+    kvm::{
+        self, dirty_ring::DirtyRings, memslot::Memslot, read_only_page::ReadOnlyPage,
+        stats::Statistics,
+    },
     memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions, on_demand::OnDemand},
     scoped_thread::ScopedThread,
 };
@@ -65,6 +69,8 @@ pub struct Vm {
     /// The interrupt controller.
     pub controller: InterruptController,
     pub fd: VmFd,
+    /// The page with the VM's generation, if it has one.
+    _generation: Option<ReadOnlyPage>,
     pub ipa_bits: u8,
     /// The threads that fill memory on demand.
     pub on_demand: Option<OnDemand>,
@@ -112,7 +118,8 @@ pub fn build(
     let stage2_prefault = config.stage2_prefault.filter(|_| prefaults);
     let has_helper = stage2_prefault == Some(Stage2Prefault::Background);
     kvm::check_vcpu_count(&files.kvm, config.vcpus.saturating_add(has_helper.into()))?;
-    let interrupts = interrupt_count(&config.devices)?;
+    let generation = generation::new_page(&start)?;
+    let interrupts = interrupt_count(&config.devices, generation.is_some())?;
     let zones = config.memory.iter();
     let zones = zones.map(|zone| MemoryZone { prefault: zone.prefault && prefaults, ..*zone });
     let memory = allocate_memory(&zones.collect::<Vec<_>>(), start.mapped_image())
@@ -140,6 +147,10 @@ pub fn build(
     devices.add_platform_device(Rtc::describe, Rtc::default())?;
     devices.add_platform_device(BootTimer::describe, connections.boot_timer)?;
     let balloon = devices.add_virtio_devices(&config.devices, files, connections.console)?;
+    if let Some(page) = &generation {
+        // Behind the others, whose interrupts and memslots do not depend on it.
+        devices.add_generation(page, slots.len())?;
+    }
     let bus = Arc::new(devices.into_bus());
 
     let on_demand = start.load(&vm, &memory, &bus, &vcpus)?;
@@ -180,6 +191,7 @@ pub fn build(
         slots,
         controller,
         fd: vm,
+        _generation: generation,
         ipa_bits,
         on_demand,
         memory,

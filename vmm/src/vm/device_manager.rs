@@ -17,7 +17,7 @@ use super::{
 use crate::{
     arch::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICES},
     devices::{
-        Bus, MmioDevice, MmioDeviceInfo, Pl011, REGISTER_RANGE_SIZE, Serial,
+        Bus, MmioDevice, MmioDeviceInfo, Pl011, REGISTER_RANGE_SIZE, Serial, VmGeneration,
         serial::{SerialOutput, SerialPort},
         virtio::{
             Transport, VirtioDevice,
@@ -29,25 +29,26 @@ use crate::{
             vsock::Vsock,
         },
     },
-    kvm::KvmError,
+    kvm::{KvmError, read_only_page::ReadOnlyPage},
     memory::GuestMemory,
 };
 
 /// Maximum number of interrupts for devices.
-const MAX_INTERRUPTS: u32 = 256;
+const MAX_INTERRUPTS: u32 = 257;
 
 const EVENTFD_ERROR: &str = "a device's eventfd cannot be created";
 
 /// A serial port that vCPU threads and the console input thread share.
 pub type SharedSerialPort = Arc<Mutex<dyn SerialPort>>;
 
-/// Returns the number of interrupts that the devices of a VM need: one for each virtio device, and
-/// the serial port's. KVM allocates memory for each.
+/// Returns the number of interrupts that the devices of a VM need: one for each virtio device, the
+/// serial port's, and that of the VM's generation if there is one. KVM allocates memory for each.
 ///
 /// # Errors
 /// The VM has too many devices.
-pub fn interrupt_count(config: &VirtioConfig) -> Result<u32, VmError> {
-    let count = u32::try_from(1 + config.device_count()).ok();
+pub fn interrupt_count(config: &VirtioConfig, has_generation: bool) -> Result<u32, VmError> {
+    let count = 1 + usize::from(has_generation) + config.device_count();
+    let count = u32::try_from(count).ok();
     count.filter(|count| *count <= MAX_INTERRUPTS).ok_or_else(too_many_devices)
 }
 
@@ -110,6 +111,15 @@ impl<'a> DeviceManager<'a> {
     ) -> Result<(), VmError> {
         let info = describe(next_address(&mut self.platform_addresses)?);
         Ok(self.bus.add(info, Arc::new(Mutex::new(device)))?)
+    }
+
+    /// Adds the device of the VM's generation, whose page becomes this memslot.
+    pub fn add_generation(&mut self, page: &ReadOnlyPage, memslot: usize) -> Result<(), VmError> {
+        let start = next_address(&mut self.platform_addresses)?;
+        let (number, irq) = self.allocate_interrupt()?;
+        page.map(self.vm, u32::try_from(memslot).unwrap_or(u32::MAX), start)?;
+        let device = VmGeneration::new(irq);
+        Ok(self.bus.add(VmGeneration::describe(start, number), Arc::new(Mutex::new(device)))?)
     }
 
     /// Adds the virtio devices. Returns the handle of the balloon, if there is one.
@@ -209,10 +219,10 @@ mod tests {
         };
 
         // The serial port and the entropy device are always present.
-        assert_eq!(interrupt_count(&VirtioConfig::default()).unwrap(), 2);
-        assert_eq!(interrupt_count(&with_disks(2)).unwrap(), 7);
-        assert_eq!(interrupt_count(&with_disks(251)).unwrap(), 256);
-        let error = interrupt_count(&with_disks(252)).unwrap_err().to_string();
+        assert_eq!(interrupt_count(&VirtioConfig::default(), false).unwrap(), 2);
+        assert_eq!(interrupt_count(&with_disks(2), true).unwrap(), 8);
+        assert_eq!(interrupt_count(&with_disks(251), true).unwrap(), 257);
+        let error = interrupt_count(&with_disks(252), true).unwrap_err().to_string();
         assert!(error.contains("use fewer --disk"), "{error}");
     }
 }

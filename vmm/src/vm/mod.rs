@@ -25,6 +25,7 @@ mod event_loop;
 mod fatal_signals;
 mod fault_stalls;
 mod fault_trace;
+mod generation;
 mod kernel_boot;
 mod metrics;
 mod open_files;

@@ -37,7 +37,10 @@ const ALL_THREAD_CALLS: &[AllowedCall] = &[
     (libc::SYS_exit_group, "end of the process"),
     (libc::SYS_futex, "locks, condition variables, channels"),
     (libc::SYS_getpid, "kick::Kicker, raise"),
-    (libc::SYS_getrandom, "seeds of hash maps, virtio entropy device"),
+    (
+        libc::SYS_getrandom,
+        "seeds of hash maps, virtio entropy device, seed and generation of a VM that reboots",
+    ),
     (libc::SYS_gettid, "kick::KickTarget, thread start of the C library"),
     (libc::SYS_madvise, "allocator, balloon, memory zones"),
     (libc::SYS_mmap, "allocator, thread stacks, memory zones, kvm_run"),
