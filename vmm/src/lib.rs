@@ -5,6 +5,7 @@ pub mod arch;
 pub mod devices;
 pub mod kvm;
 pub mod memory;
+mod random;
 pub mod scoped_thread;
 pub mod stalls;
 pub mod vm;

@@ -27,7 +27,7 @@ pub use clocks::{BootTimer, Rtc};
 pub use pl011::Pl011;
 pub use serial::Serial;
 pub use state::{DeviceState, RestoreError};
-pub use vm_generation::{VmGeneration, new_generation};
+pub use vm_generation::VmGeneration;
 
 /// Size of a device's register range, in bytes; the distance between virtio devices.
 pub const REGISTER_RANGE_SIZE: u64 = 0x1000;

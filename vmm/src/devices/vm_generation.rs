@@ -8,21 +8,9 @@
 //! by which the guest copies them: this device answers no access. A generation is not secret.
 
 use granule_types::units::GuestAddress;
-use rustix::rand::{GetRandomFlags, getrandom};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{DeviceState, MmioDevice, MmioDeviceInfo, RestoreError};
-
-/// Number of bytes of a generation.
-const SIZE: usize = 16;
-
-/// Returns a new generation; `None` on a host whose random number generator is not initialised, where
-/// two VMs could have the same.
-pub fn new_generation() -> Option<[u8; SIZE]> {
-    let mut generation = [0; SIZE];
-    let filled = getrandom(&mut generation, GetRandomFlags::NONBLOCK).ok()?;
-    (filled == SIZE).then_some(generation)
-}
 
 /// The interrupt of a generation. A restored device raises it once, when it is resumed: a pulse, as the
 /// guest configures an edge-triggered SPI.
@@ -84,11 +72,6 @@ mod tests {
     fn device() -> (EventFd, VmGeneration) {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         (interrupt.try_clone().unwrap(), VmGeneration::new(interrupt))
-    }
-
-    #[test]
-    fn two_generations_differ() {
-        assert_ne!(new_generation().unwrap(), new_generation().unwrap());
     }
 
     #[test]

@@ -3,14 +3,15 @@
 
 use super::start::Start;
 use crate::{
-    devices::{VmGeneration, new_generation},
+    devices::VmGeneration,
     kvm::{KvmError, read_only_page::ReadOnlyPage},
+    random::random_bytes,
 };
 
 /// Returns a page with a new generation; `None` for a snapshot of a guest that booted without the
 /// device. A guest that cannot notice the restore is logged.
 pub fn new_page(start: &Start<'_>) -> Result<Option<ReadOnlyPage>, KvmError> {
-    let generation = new_generation();
+    let generation = random_bytes();
     if let Start::Restore(snapshot, _) = start {
         if !snapshot.state.devices.contains_key(VmGeneration::NAME) {
             log::warn!(

@@ -18,7 +18,7 @@ pub use super::{
     boot::{BootError, BootLayout, image::Image, parse_command_line},
     gic::InterruptController,
 };
-use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
+use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam, random::random_bytes};
 
 /// vCPUs of a guest and their interrupt controller.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ pub fn write_boot_data(
     let affinities = affinities(&vcpus.fds)?;
     let command_line = vm.command_line.as_cstring().map_err(boot::command_line_error)?;
     let command_line = command_line.to_string_lossy();
-    let seed = random_seed();
+    let seed = random_bytes::<SEED_SIZE>();
     let fdt = Fdt {
         memory: &vm.memory,
         affinities: &affinities,
@@ -207,14 +207,6 @@ fn affinities<'a>(vcpus: impl IntoIterator<Item = &'a VcpuFd>) -> Result<Vec<u64
 
 /// Size of the guest's seed: 8 bytes for KASLR, the rest for its random number generator.
 const SEED_SIZE: usize = 8 + 64;
-
-/// Returns random bytes, or `None` on a host whose random number generator is not initialised.
-fn random_seed() -> Option<[u8; SEED_SIZE]> {
-    use rustix::rand::{GetRandomFlags, getrandom};
-    let mut seed = [0; SEED_SIZE];
-    let filled = getrandom(&mut seed, GetRandomFlags::NONBLOCK).ok()?;
-    (filled == SEED_SIZE).then_some(seed)
-}
 
 #[cfg(test)]
 mod tests {
