@@ -296,10 +296,12 @@ pub fn mismatches(fragment: &str, config: &str) -> Vec<ConfigMismatch> {
     let requested = parse_config(fragment);
     let actual = parse_config(config);
     let mismatch = |(symbol, requested): (&str, &str)| {
-        let message = match actual.get(symbol) {
-            Some(actual) if *actual == requested => return None,
+        let found = actual.get(symbol).copied();
+        if found.unwrap_or("n") == requested {
+            return None;
+        }
+        let message = match found {
             Some(actual) => format!("{symbol} is {actual} instead of {requested}"),
-            None if requested == "n" => return None,
             // Kconfig writes a line for each symbol that it offers.
             None => format!(
                 "the configuration lacks {symbol}: the source does not offer it, or what it depends on \
