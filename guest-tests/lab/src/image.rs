@@ -64,6 +64,7 @@ pub fn check_image(options: &ImageOptions) -> Result<RunStatus, LabError> {
         quantum: Some(QUANTUM),
         costs: None,
         tlb: None,
+        counts_functions: false,
         hold: None,
     };
     emulator::probe(&qemu, &machine, Some(&plugin))?;

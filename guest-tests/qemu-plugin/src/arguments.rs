@@ -27,6 +27,8 @@ pub struct Arguments {
     pub counts_stores: bool,
     /// Indicates that `DSB` and `ISB` are counted.
     pub counts_barriers: bool,
+    /// Indicates that executions of blocks are counted.
+    pub counts_blocks: bool,
     /// Length of a turn in picoseconds of virtual time, if elapsed time is measured.
     pub quantum: Option<u64>,
     /// Seed of the turn lengths, if they vary.
@@ -49,7 +51,7 @@ pub enum ArgumentError {
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, span=NAME:HEXADDRESS, \
          interval=NAME:HEXSTART:HEXEND:HEXCANCEL, instructions=on, stores=on, barriers=on, \
-         quantum=NANOSECONDS, seed=NUMBER, \
+         blocks=on, quantum=NANOSECONDS, seed=NUMBER, \
          cost=CLASS:PICOSECONDS, tlb=FIRST:WAYSxSETS, grain=BYTES, linear=HEXSTART:HEXEND, \
          guest=HEXENTRY:HEXEXIT, trace=FILE, function=NUMBER:HEXADDRESS:HEXEND, \
          cold=NUMBER:HEXADDRESS:HEXEND, lock=NUMBER:HEXOFFSET, physical=NUMBER, \
@@ -88,6 +90,7 @@ impl Arguments {
         let mut functions = Vec::new();
         let (mut span, mut interval) = (None, None);
         let (mut instructions, mut stores, mut barriers) = (false, false, false);
+        let mut blocks = false;
         let (mut quantum, mut seed) = (None, None);
         let mut costs = CostTable::default();
         let mut trace = TraceArguments::default();
@@ -105,6 +108,7 @@ impl Arguments {
                 Some(("instructions", "on")) => instructions = true,
                 Some(("stores", "on")) => stores = true,
                 Some(("barriers", "on")) => barriers = true,
+                Some(("blocks", "on")) => blocks = true,
                 Some(("quantum", value)) => {
                     let nanoseconds: NonZeroU32 = value.parse().map_err(|_| invalid())?;
                     quantum = Some(u64::from(nanoseconds.get()) * 1000);
@@ -135,6 +139,7 @@ impl Arguments {
             counts_instructions: instructions,
             counts_stores: stores,
             counts_barriers: barriers,
+            counts_blocks: blocks,
             quantum,
             seed,
             costs,
@@ -166,9 +171,10 @@ mod tests {
         assert_eq!(arguments.out, PathBuf::from("/tmp/x"));
         assert_eq!(arguments.functions, [("aborts".to_owned(), 0xffff_8000_1004_0000)]);
         assert!(!arguments.counts_instructions);
-        let all = ["instructions=on", "stores=on", "barriers=on", "span=f:10"];
+        let all = ["instructions=on", "stores=on", "barriers=on", "blocks=on", "span=f:10"];
         let all = Arguments::parse(raw.into_iter().chain(all)).unwrap();
-        assert!(all.counts_instructions && all.counts_stores && all.counts_barriers);
+        assert!(all.counts_instructions && all.counts_stores);
+        assert!(all.counts_barriers && all.counts_blocks);
         assert_eq!(all.span, Some(("f".to_owned(), 16)));
     }
 

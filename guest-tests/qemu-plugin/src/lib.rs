@@ -21,6 +21,7 @@
 //!   at these virtual addresses as `NAME`, and their instructions as `NAME_ns`.
 //! * `stores=on`, `barriers=on`: counts store instructions as `stores`, and each `DSB` and `ISB` by
 //!   its assembler name.
+//! * `blocks=on`: counts the executions of each [block of code](blocks) and of its instructions.
 //! * `quantum=NANOSECONDS`: measures the [elapsed time](clock) of CPUs in parallel, in quanta of
 //!   virtual time. It needs `-icount`.
 //! * `cost=CLASS:PICOSECONDS`, repeatable: the [cost](costs) of a class of instructions in elapsed
@@ -36,6 +37,7 @@
 //! One binary supports all QEMU versions: see [`interface`].
 
 pub mod arguments;
+pub mod blocks;
 pub mod clock;
 pub mod costs;
 pub mod decode;
@@ -56,3 +58,4 @@ pub mod segments;
 pub mod span;
 pub mod stores;
 pub mod tlb;
+pub mod tlb_counts;

@@ -14,6 +14,7 @@ use qemu_plugin_sys as sys;
 
 use crate::{
     arguments::Arguments,
+    blocks::ExecutedBlock,
     clock::{Block, Clock, CpuKey},
     costs::{CostRule, CostTable},
     decode::{DecodedInstruction, decode, may_halt},
@@ -22,10 +23,11 @@ use crate::{
     observe::hooks,
     registers::find_registers,
     running_cpu::{self, CpuExit},
-    segments::{Addresses, Event, SegmentTimes, Segments},
+    segments::{Event, SegmentTimes, Segments},
     span::{Boundary, Span},
     stores::{barrier_name, is_store},
-    tlb::{TlbArguments, Tlbs},
+    tlb::Tlbs,
+    tlb_counts::CountedTlbs,
 };
 
 /// The installed plugin.
@@ -45,39 +47,14 @@ struct Plugin {
     store_slot: Option<usize>,
     /// Indicates that `DSB` and `ISB` are counted.
     counts_barriers: bool,
+    /// Indicates that blocks are counted.
+    counts_blocks: bool,
     /// TLBs, if they are modelled.
-    tlbs: Option<ObservedTlbs>,
+    tlbs: Option<CountedTlbs>,
     /// Elapsed time, if it is measured.
     elapsed_time_meter: Option<ElapsedTimeMeter>,
     /// Indicates that `qemu_plugin_insn_data` copies the bytes instead of returning a pointer.
     is_data_copied: bool,
-}
-
-/// Model of TLBs, and the slots of its counts: of all addresses, and of the linear map.
-struct ObservedTlbs {
-    tlbs: Tlbs,
-    accesses: [usize; 2],
-    /// Slots of the walks of each grain.
-    walks: Vec<[usize; 2]>,
-}
-
-impl ObservedTlbs {
-    /// Returns the model, which has the TLBs of one CPU; `None` without the argument.
-    fn new(
-        arguments: &TlbArguments,
-        cpus: usize,
-        slot: impl Fn(Event) -> usize,
-    ) -> Result<Option<Self>, String> {
-        let Some(tlbs) = Tlbs::new(arguments) else { return Ok(None) };
-        if cpus > 1 {
-            return Err(format!("tlb models the TLBs of one CPU, but the machine has {cpus}"));
-        }
-        let slots = |event: &dyn Fn(Addresses) -> Event| {
-            [Addresses::All, Addresses::Linear].map(|addresses| slot(event(addresses)))
-        };
-        let walks = arguments.grains.iter().map(|grain| slots(&|a| Event::Walk(a, *grain)));
-        Ok(Some(Self { walks: walks.collect(), accesses: slots(&Event::Access), tlbs }))
-    }
 }
 
 /// Meter of elapsed time.
@@ -179,7 +156,7 @@ impl Plugin {
         let slot = |is_counted: bool, event| is_counted.then(|| segments.slot(event));
         let instruction_slot = slot(arguments.counts_instructions, Event::Instruction);
         let store_slot = slot(arguments.counts_stores, Event::Store);
-        let tlbs = ObservedTlbs::new(&arguments.tlb, cpus, |event| segments.slot(event))?;
+        let tlbs = CountedTlbs::new(&arguments.tlb, cpus, |event| segments.slot(event))?;
         Ok(Self {
             segments,
             functions,
@@ -188,6 +165,7 @@ impl Plugin {
             instruction_slot,
             store_slot,
             counts_barriers: arguments.counts_barriers,
+            counts_blocks: arguments.counts_blocks,
             tlbs,
             elapsed_time_meter: arguments
                 .quantum
@@ -284,6 +262,12 @@ fn on_translate(tb: *mut sys::qemu_plugin_tb) {
     }
     if plugin.store_slot.is_some() && stores > 0 {
         on_block_start(tb, on_stores, stores);
+    }
+    if plugin.counts_blocks {
+        // SAFETY: `tb` is valid during translation.
+        let address = unsafe { sys::qemu_plugin_tb_vaddr(tb) };
+        let slot = plugin.segments.blocks().slot(address);
+        on_block_start(tb, on_counted_block, ExecutedBlock { slot, instructions: count }.pack());
     }
     if plugin.instruction_slot.is_some()
         || plugin.elapsed_time_meter.is_some()
@@ -430,14 +414,7 @@ unsafe extern "C" fn on_data(
 ) {
     let Some(plugin) = PLUGIN.get() else { return };
     let Some(observed) = &plugin.tlbs else { return };
-    let count = |slots: &[usize; 2], is_linear: bool| {
-        for slot in &slots[..=usize::from(is_linear)] {
-            plugin.segments.count(cpu as usize, *slot, 1);
-        }
-    };
-    let on_walk = |grain, is_linear| count(&observed.walks[grain], is_linear);
-    let is_linear = observed.tlbs.access(address, on_walk);
-    count(&observed.accesses, is_linear);
+    observed.access(address, |slot| plugin.segments.count(cpu as usize, slot, 1));
 }
 
 unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {
@@ -451,6 +428,13 @@ unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {
     }
     if let Some(slot) = plugin.instruction_slot {
         plugin.segments.count(plugin.counter_row(cpu), slot, block.instructions);
+    }
+}
+
+unsafe extern "C" fn on_counted_block(_: c_uint, block: *mut c_void) {
+    if let Some(plugin) = PLUGIN.get() {
+        let ExecutedBlock { slot, instructions } = ExecutedBlock::unpack(block.addr());
+        plugin.segments.blocks().count(slot, instructions as u64);
     }
 }
 

@@ -11,7 +11,9 @@
 //!
 //! `mark` is the mark that started the segment; the first segment, from power-on, has mark 0x60
 //! (outside any phase). A segment inside a [span](crate::span) has its name as `span`; the segments
-//! before and after it have the same mark. The file ends with `{"end":true,"segments":N}`.
+//! before and after it have the same mark. `blocks` has the counts of [blocks](crate::blocks), if they
+//! are counted: executions and instructions, by address. The file ends with
+//! `{"end":true,"segments":N}`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -26,6 +28,7 @@ use std::{
 use serde::Serialize;
 
 use crate::{
+    blocks::{BlockCounts, Blocks},
     clock::VirtualTime,
     decode::{FIRST_MARK, SysOperation},
 };
@@ -105,6 +108,8 @@ struct SegmentLine {
     span: Option<String>,
     counts: Counts,
     per_cpu: BTreeMap<usize, Counts>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    blocks: BTreeMap<String, BlockCounts>,
     #[serde(skip_serializing_if = "Option::is_none")]
     time: Option<VirtualTime>,
 }
@@ -127,6 +132,7 @@ struct EndLine {
 /// Counters of each CPU, and the output.
 pub struct Segments<W> {
     rows: Vec<Box<[AtomicU64]>>,
+    blocks: Blocks,
     writer: Mutex<SegmentWriter<W>>,
 }
 
@@ -153,6 +159,7 @@ impl<W: Write> Segments<W> {
     pub fn new(cpus: usize, out: W) -> Self {
         Self {
             rows: (0..cpus).map(|_| (0..MAX_SLOTS).map(|_| AtomicU64::new(0)).collect()).collect(),
+            blocks: Blocks::default(),
             writer: Mutex::new(SegmentWriter {
                 slots: HashMap::new(),
                 names: Vec::new(),
@@ -182,6 +189,11 @@ impl<W: Write> Segments<W> {
         if let Some(counter) = self.rows.get(cpu).and_then(|row| row.get(slot)) {
             counter.fetch_add(increment, Ordering::Relaxed);
         }
+    }
+
+    /// Returns the counts of blocks, which each segment contains.
+    pub const fn blocks(&self) -> &Blocks {
+        &self.blocks
     }
 
     /// Returns whether a mark begins a segment. The marks of a VMM that a program runs in one of its
@@ -238,6 +250,7 @@ impl<W: Write> Segments<W> {
             span: writer.span.clone(),
             counts: Counts::new(),
             per_cpu: BTreeMap::new(),
+            blocks: self.blocks.take(),
             time: times.time,
         };
         for (index, row) in self.rows.iter().enumerate() {

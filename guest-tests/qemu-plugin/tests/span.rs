@@ -18,7 +18,7 @@ use std::{collections::BTreeMap, fs};
 use bare_metal::{build, emulator, run_successfully};
 use serde_json::Value;
 
-const ARGUMENTS: &str = "span=measured:40080400,instructions=on,stores=on,barriers=on";
+const ARGUMENTS: &str = "span=measured:40080400,instructions=on,stores=on,barriers=on,blocks=on";
 /// Executions of an instruction with the comment `//+ LOOPS`.
 const LOOPS: u64 = 1000;
 
@@ -68,6 +68,8 @@ fn each_call_is_a_segment_with_the_counts_of_its_instructions() {
     for span in [&segments[1], &segments[4]] {
         let counts: BTreeMap<String, u64> = serde_json::from_value(span["counts"].clone()).unwrap();
         assert_eq!(counts, expected_counts());
+        // All blocks have low addresses, which share a count: executions and instructions.
+        assert_eq!(span["blocks"]["0"][1], counts["instructions"]);
     }
     // Stores are counted by blocks, and the mark is inside of one.
     let stores = |index: usize| segments[index]["counts"]["stores"].as_u64().unwrap_or(0);

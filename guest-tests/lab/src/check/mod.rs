@@ -27,4 +27,5 @@ mod trace;
 pub use self::{
     places::Places,
     setup::{Hardware, ObservedSymbol, Setup},
+    symbols::SymbolTable,
 };

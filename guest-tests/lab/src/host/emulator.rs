@@ -37,6 +37,8 @@ pub struct EmulatedMachine {
     pub costs: Option<CostTable>,
     /// Model of the TLBs of the only CPU.
     pub tlb: Option<TlbModel>,
+    /// Indicates that the kernel's functions are counted.
+    pub counts_functions: bool,
     /// Hold of a CPU at a function.
     pub hold: Option<Hold>,
 }
@@ -100,6 +102,7 @@ impl EmulatedMachine {
         let mut option = path_option("file=", plugin);
         option += &path_option(",out=", counts);
         option += &self.tlb.as_ref().map_or_else(String::new, TlbModel::plugin_arguments);
+        option += if self.counts_functions { ",blocks=on" } else { "" };
         let Some(Nanoseconds(quantum)) = self.quantum else { return option };
         option += &format!(",quantum={quantum}");
         option += &self.costs.as_ref().map_or_else(String::new, CostTable::plugin_arguments);
@@ -197,6 +200,7 @@ mod tests {
             quantum: None,
             costs: None,
             tlb: None,
+            counts_functions: false,
             hold: None,
         };
 

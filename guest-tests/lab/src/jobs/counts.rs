@@ -13,7 +13,7 @@ use thiserror::Error;
 use granule_types::{mark, phase::Phase, record::Record, units::Nanoseconds};
 
 /// Counts between two marks.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct SegmentLine {
     /// Mark that started the segment.
     pub mark: u8,
@@ -25,6 +25,16 @@ pub struct SegmentLine {
     /// Times measured by the plugin's clock, if it runs.
     #[serde(default)]
     pub time: Option<VirtualTime>,
+    /// Counts of blocks of code by hexadecimal address, if they are counted.
+    #[serde(default)]
+    pub blocks: BTreeMap<String, BlockCounts>,
+}
+
+/// Counts of a block of code; the plugin's output has them as a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct BlockCounts {
+    pub executions: u64,
+    pub instructions: u64,
 }
 
 /// Times of a segment. Other fields of the plugin's output are ignored.
@@ -126,7 +136,8 @@ pub fn check_waits(segments: &[SegmentLine], limit: u64) -> Result<(), CountErro
     Ok(())
 }
 
-fn phase_of(mark: u8) -> Option<Phase> {
+/// Returns the phase that a mark starts.
+pub fn phase_of(mark: u8) -> Option<Phase> {
     if mark::step_number(mark).is_some() {
         return Some(Phase::Step);
     }
@@ -271,9 +282,9 @@ mod tests {
     fn a_program_has_a_record_for_each_step_and_one_for_the_whole_run() {
         let segment = |mark: u8, civac: u64| SegmentLine {
             mark,
-            span: None,
             counts: [("DC CIVAC".to_owned(), civac)].into(),
             time: Some(VirtualTime { work: 2000, elapsed: 1000, longest_wait: 0 }),
+            ..SegmentLine::default()
         };
         let marks =
             [(0x60, 9), (0x70, 1), (0x78, 10), (0x60, 2), (0x79, 20), (0x78, 30), (0x60, 9)];

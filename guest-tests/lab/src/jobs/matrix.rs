@@ -38,6 +38,9 @@ pub fn jobs(options: &Options, page_size: PageSize, tests: &[Invocation]) -> Vec
     let mut jobs = planned_jobs(options, page_size, tests);
     let mut names = BTreeSet::new();
     jobs.retain(|job| names.insert(job.name.clone()));
+    for job in &mut jobs {
+        job.machine.counts_functions = options.report.functions;
+    }
     jobs
 }
 

@@ -5,6 +5,7 @@
 pub mod boot;
 pub mod counts;
 pub mod execute;
+pub mod functions;
 pub mod guest;
 pub mod matrix;
 mod observed_kernel;

@@ -126,6 +126,7 @@ pub fn machine(host: &HostOptions, cpus: u32, memory: Bytes) -> EmulatedMachine 
         quantum: Some(Nanoseconds(host.quantum)),
         costs: host.costs.clone(),
         tlb: None,
+        counts_functions: false,
         hold: host.hold.clone(),
     }
 }

@@ -9,6 +9,7 @@
 //!   KERNEL/                 `base`, the name of a series …: an input of `granule compare`
 //!     kernel.json           series, SHA-256 of the image
 //!     config                configuration of the kernel
+//!     functions.jsonl       functions of each phase, with `--functions`
 //!     results.jsonl         all records with counts, in the order of the matrix
 //!     JOB/                  one boot: see `execute`
 //! ```
@@ -147,6 +148,11 @@ impl RunDirectory {
             }
         }
         Ok(())
+    }
+
+    /// Returns the path of the counts of functions.
+    pub fn functions_path(&self, kernel: &Kernel) -> PathBuf {
+        self.kernel_path(kernel).join("functions.jsonl")
     }
 
     pub fn results_path(&self, kernel: &Kernel) -> PathBuf {

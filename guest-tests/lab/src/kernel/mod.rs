@@ -122,6 +122,9 @@ impl<'a> Preparation<'a> {
                     .iter()
                     .try_for_each(|image| image.required_function(PAGING_FUNCTION).map(drop))?;
             }
+            if options.report.functions {
+                images.iter().try_for_each(|image| image.required_function("_text").map(drop))?;
+            }
             for remark in images.iter().filter_map(Kernel::remark) {
                 progress.print_note(&remark);
             }

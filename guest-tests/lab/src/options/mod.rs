@@ -89,7 +89,15 @@ impl Options {
         arguments: Vec<String>,
         report: ReportOptions,
     ) -> Result<Self, LabError> {
-        let workload = Workload::Program(program.open(arguments)?);
+        let matrix = program.open(arguments)?;
+        if report.functions && matrix.place == ProgramPlace::Guest {
+            return Err(LabError::Unusable(
+                "--functions counts the host's kernel, whose addresses are those of the kernel in \
+                 the guest: omit --in guest"
+                    .to_owned(),
+            ));
+        }
+        let workload = Workload::Program(matrix);
         Ok(Self { common, workload, report, check: None })
     }
 
@@ -176,6 +184,10 @@ pub struct ReportOptions {
     /// Smallest slowdown that is a regression [default: 3]
     #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
     min_effect: Option<f64>,
+    /// Count the instructions of each kernel function, and list those that differ most
+    #[arg(long)]
+    #[serde(default)]
+    pub(crate) functions: bool,
     /// Verdict for which the exit code is 1, in the comparison of any two kernels
     #[arg(long, value_enum, value_name = "VERDICT", default_value_t)]
     pub(crate) fail_on: FailOn,
@@ -206,6 +218,16 @@ pub enum ReportFormat {
 }
 
 impl ReportOptions {
+    /// Reports whether `--phase` selects the phase or step with this name.
+    pub(crate) fn shows(&self, phase: &str) -> bool {
+        let is_numbered = |number: &str| number.starts_with('-');
+        let selects = |selected: &String| {
+            let rest = selected.strip_prefix(phase).or_else(|| phase.strip_prefix(&**selected));
+            rest.is_some_and(|rest| rest.is_empty() || is_numbered(rest))
+        };
+        self.phase.is_empty() || self.phase.iter().any(selects)
+    }
+
     /// Returns the options of a comparison.
     pub(crate) fn comparison(&self) -> ComparisonOptions {
         ComparisonOptions {
@@ -339,4 +361,23 @@ pub(crate) fn pin_paths(locations: &mut Locations, host: &mut HostOptions, paths
 /// Returns the parser of a CPU count, up to the maximum of the lab's kernels.
 fn cpu_count_parser() -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(1..=256)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_selects_its_rounds_and_steps() {
+        let shows = |selected: &[&str], phase: &str| {
+            let phases = selected.iter().map(|phase| (*phase).to_owned()).collect();
+            ReportOptions { phase: phases, ..ReportOptions::default() }.shows(phase)
+        };
+
+        assert!(shows(&[], "create"));
+        assert!(shows(&["create", "update"], "update") && !shows(&["create"], "update"));
+        assert!(shows(&["step"], "step-1") && !shows(&["step-1"], "step-10"));
+        assert!(shows(&["round-2"], "round"), "rounds are added up");
+        assert!(!shows(&["logging-on"], "logging-off"));
+    }
 }

@@ -22,10 +22,12 @@ pub fn print_commands(run_directory: &RunDirectory, kernels: &[Kernel]) -> Resul
     Ok(())
 }
 
+/// Compares the kernels; `functions` is the text below the comparison.
 pub fn compare(
     options: &Options,
     run_directory: &RunDirectory,
     kernels: &[Kernel],
+    functions: &str,
 ) -> Result<RunStatus, LabError> {
     let settings = ComparisonOptions {
         // Commits may be of different versions, which the report then names.
@@ -58,6 +60,10 @@ pub fn compare(
         } else {
             run_directory.write_html(Some(pair[1]), &page)?;
         }
+    }
+    report.push_str(functions);
+    if !functions.is_empty() {
+        markdown.push_str(&format!("```text\n{}```\n", functions.trim_start()));
     }
     run_directory.write_report(&report)?;
     print(&match options.report.format {
@@ -162,7 +168,7 @@ mod tests {
             let text = record_lines(&records).unwrap();
             std::fs::write(run_directory.results_path(kernel), text).unwrap();
         }
-        compare(&options("lab --git tree a..b --each"), &run_directory, &kernels).unwrap()
+        compare(&options("lab --git tree a..b --each"), &run_directory, &kernels, "").unwrap()
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod boot_figures;
 pub mod check_report;
 pub mod comparison;
 mod count_table;
+mod function_table;
 pub mod guest_boot_report;
 pub mod kernel_table_report;
 pub mod selftest_report;
@@ -93,9 +94,15 @@ pub fn publish_results(
             zap_report::report(run_directory, run, results)
         }
         Workload::PageTableTest(_) | Workload::Program(_) => {
+            let functions = match options.report.functions {
+                true => function_table::publish(run_directory, run, &results, |phase| {
+                    options.report.shows(phase)
+                })?,
+                false => String::new(),
+            };
             let failed = run_directory.write_records(kernels, jobs, results, progress)?;
             progress.finish();
-            match comparison::compare(options, run_directory, kernels)? {
+            match comparison::compare(options, run_directory, kernels, &functions)? {
                 RunStatus::Passed if !failed => Ok(RunStatus::Passed),
                 _ => Ok(RunStatus::Failed),
             }

@@ -173,7 +173,7 @@ pub mod tests {
             mark: 0x60,
             span: span.then(|| PAGING_FUNCTION.to_owned()),
             counts: [("instructions".to_owned(), instructions)].into(),
-            time: None,
+            ..SegmentLine::default()
         }
     }
 

@@ -102,7 +102,7 @@ mod tests {
             counts: [("accesses", 100), ("walks 4K", walks), ("linear walks 4K", walks / 2)]
                 .map(|(name, count)| (name.to_owned(), count))
                 .into(),
-            time: None,
+            ..SegmentLine::default()
         };
         let model = TlbModel { sizes: "1:1x1".parse().unwrap(), grains: vec![Bytes::kib(4)] };
         let marks = [
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_guest_is_one_load_with_its_init() {
-        let segment = |mark| SegmentLine { mark, span: None, counts: BTreeMap::new(), time: None };
+        let segment = |mark| SegmentLine { mark, ..SegmentLine::default() };
         let model = TlbModel { sizes: "1:1x1".parse().unwrap(), grains: Vec::new() };
 
         let loads = LoadWalks::of_segments(&[0x60, 0x71, 0x72, 0x60].map(segment), &model);

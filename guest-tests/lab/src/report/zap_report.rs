@@ -150,9 +150,8 @@ mod tests {
     fn the_counts_are_those_of_the_only_step() {
         let segment = |mark, count| SegmentLine {
             mark,
-            span: None,
             counts: [("stores".to_owned(), count)].into(),
-            time: None,
+            ..SegmentLine::default()
         };
         let segments = [segment(0x60, 1), segment(0x78, 2), segment(0x60, 4)];
 
