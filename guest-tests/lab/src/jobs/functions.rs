@@ -22,7 +22,7 @@ pub const OTHER_CODE: &str = "(other code)";
 pub struct FunctionCounts {
     /// Executions of its first instruction.
     pub calls: u64,
-    /// Its own instructions, without those of the functions that it calls.
+    /// Instructions without those of the functions that it calls.
     pub instructions: u64,
 }
 
