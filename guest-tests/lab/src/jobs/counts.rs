@@ -166,12 +166,17 @@ pub fn merge_counts(segments: &[SegmentLine], records: &mut [Record]) -> Result<
     Ok(())
 }
 
+/// Returns the segments of the run of a program that need not be marked; empty without one.
+pub fn program_segments(segments: &[SegmentLine]) -> &[SegmentLine] {
+    let start = segments.iter().position(|segment| segment.mark == mark::UNMARKED_PROGRAM);
+    // After the mark at the end of the program, only the power-off follows.
+    start.map_or(&[], |start| &segments[start..segments.len() - 1])
+}
+
 /// Returns the records of a program: each step that it marks, and the whole run. `head` has the
 /// fields that all records share.
 pub fn program_records(segments: &[SegmentLine], head: &Record) -> Result<Vec<Record>, CountError> {
-    let start = segments.iter().position(|segment| segment.mark == mark::UNMARKED_PROGRAM);
-    // After the mark at the end of the program, only the power-off follows.
-    let run = start.map_or(&[][..], |start| &segments[start..segments.len() - 1]);
+    let run = program_segments(segments);
     if run.is_empty() {
         return Err(CountError::NoProgram);
     }

@@ -7,11 +7,12 @@
 
 use std::{collections::BTreeMap, ops::AddAssign};
 
+use granule_types::{mark, phase::Phase};
 use serde::Serialize;
 
 use crate::{
     check::SymbolTable,
-    jobs::counts::{SegmentLine, phase_of},
+    jobs::counts::{SegmentLine, phase_of, program_segments},
 };
 
 /// Code outside of the kernel's functions: programs, guests, and EL2 without VHE.
@@ -36,14 +37,15 @@ impl AddAssign for FunctionCounts {
 /// Functions with counts, by name.
 pub type Functions = BTreeMap<String, FunctionCounts>;
 
-/// Returns the functions of each phase, in the order of the phases. Phases of one name are added up;
-/// steps of a program have different names.
+/// Returns the functions of each phase, in the order of the phases. Phases of one name are added up.
+/// The steps of a program have different names, and its whole run, which includes them, is the last.
 pub fn functions_of_phases(
     segments: &[SegmentLine],
     symbols: &SymbolTable,
 ) -> Vec<(String, Functions)> {
     let mut phases: Vec<(String, Functions)> = Vec::new();
-    for segment in segments {
+    let run = program_segments(segments);
+    for segment in segments.iter().filter(|segment| segment.mark != mark::UNMARKED_PROGRAM) {
         let Some(name) = phase_name(segment.mark) else { continue };
         let index = phases.iter().position(|(phase, _)| *phase == name).unwrap_or_else(|| {
             phases.push((name, Functions::new()));
@@ -51,12 +53,17 @@ pub fn functions_of_phases(
         });
         add(&mut phases[index].1, segment, symbols);
     }
+    if !run.is_empty() {
+        let mut whole = Functions::new();
+        run.iter().for_each(|segment| add(&mut whole, segment, symbols));
+        phases.push((Phase::WholeRun.to_string(), whole));
+    }
     phases
 }
 
-fn phase_name(mark: u8) -> Option<String> {
-    let phase = phase_of(mark)?;
-    let step = granule_types::mark::step_number(mark);
+fn phase_name(number: u8) -> Option<String> {
+    let phase = phase_of(number)?;
+    let step = mark::step_number(number);
     Some(step.map_or_else(|| phase.to_string(), |number| format!("{phase}-{number}")))
 }
 
@@ -97,16 +104,23 @@ mod tests {
         let segments = [
             segment(0x60, &[(f, 9, 90)]),
             segment(0x61, &[(f, 2, 8), (inside_f, 3, 6), ("0", 1, 100)]),
-            segment(0x78, &[(g, 1, 5)]),
             segment(0x61, &[(f, 1, 4)]),
+            segment(0x70, &[(f, 1, 3)]),
+            segment(0x78, &[(g, 1, 5)]),
+            segment(0x60, &[(f, 8, 80)]),
         ];
 
         let phases = functions_of_phases(&segments, &symbols);
 
         let counts = |calls, instructions| FunctionCounts { calls, instructions };
         let create = [(OTHER_CODE.to_owned(), counts(0, 100)), ("f".to_owned(), counts(3, 18))];
-        let step = [("g".to_owned(), counts(1, 5))];
-        let expected = [("create".to_owned(), create.into()), ("step-1".to_owned(), step.into())];
+        let step = ("g".to_owned(), counts(1, 5));
+        let whole = [("f".to_owned(), counts(1, 3)), step.clone()];
+        let expected = [
+            ("create".to_owned(), create.into()),
+            ("step-1".to_owned(), [step].into()),
+            ("whole".to_owned(), whole.into()),
+        ];
         assert_eq!(phases, expected);
     }
 }
