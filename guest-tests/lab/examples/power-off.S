@@ -17,3 +17,4 @@
 start:
 	ldr	w0, =0x84000008		// PSCI SYSTEM_OFF
 	hvc	#0
+	b	.

@@ -6,7 +6,7 @@
 //! identifies a block. Many address spaces share the addresses below 2^63, of programs and of guests,
 //! so their blocks have one count, at address 0.
 //!
-//! As all counts of blocks, these include instructions behind an exception that leaves a block early.
+//! Like all counts by block, these include the instructions after an exception that leaves a block early.
 
 use std::{
     collections::{BTreeMap, HashMap},

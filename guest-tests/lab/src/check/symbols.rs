@@ -11,10 +11,19 @@ const IMAGE_ALIGNMENT: u64 = 2 << 20;
 pub struct Place {
     /// Name of the function, without the suffix of a part that the compiler has split off.
     pub function: String,
-    /// Bytes from its first instruction.
+    /// Bytes from its first instruction, or from that of the part.
     pub offset: u64,
+    /// Indicates a part that the compiler has split off, and that is not called as the function.
+    pub is_part: bool,
     /// Address in the kernel's image.
     pub address: u64,
+}
+
+/// Reports whether a symbol is the limit of a section, at which a function may begin.
+fn is_limit(name: &str) -> bool {
+    matches!(name, "_text" | "_stext" | "_etext")
+        || name.ends_with("text_start")
+        || name.ends_with("text_end")
 }
 
 /// Physical address to which QEMU loads an image without a text offset.
@@ -57,7 +66,7 @@ impl SymbolTable {
                 "_end" => image_end = Some(address),
                 _ => {}
             }
-            // `$x` marks code and `$d` data; they are no functions.
+            // `$x` marks code and `$d` data.
             if matches!(kind, "t" | "T" | "w" | "W") && !name.starts_with('$') {
                 table.symbols.push((address, name.to_owned()));
             }
@@ -94,10 +103,18 @@ impl SymbolTable {
     pub fn place(&self, address: u64) -> Option<Place> {
         let address = self.kernel_address(address)?;
         let next = self.symbols.partition_point(|(start, _)| *start <= address);
-        let (start, name) = self.symbols.get(next.checked_sub(1)?)?;
-        let function = name.split('.').next().unwrap_or(name);
+        let last = next.checked_sub(1)?;
+        let (start, last_name) = &self.symbols[last];
+        let mut same = self.symbols[..next].iter().rev().take_while(|(other, _)| other == start);
+        let name = same.find(|(_, name)| !is_limit(name)).map_or(last_name, |(_, name)| name);
+        let (function, suffix) = name.split_once('.').unwrap_or((name, ""));
         let function = function.strip_prefix("__kvm_nvhe_").unwrap_or(function);
-        Some(Place { function: function.to_owned(), offset: address - start, address })
+        Some(Place {
+            function: function.to_owned(),
+            offset: address - start,
+            is_part: suffix.split('.').any(|word| matches!(word, "cold" | "part")),
+            address,
+        })
     }
 
     /// Returns the address in the kernel's image of an instruction that may run at EL2, or at its
@@ -105,8 +122,13 @@ impl SymbolTable {
     fn kernel_address(&self, address: u64) -> Option<u64> {
         // An image without Linux may have no high address.
         let is_low = self.symbols.last().is_some_and(|(last, _)| last >> 63 == 0);
-        if address >> 63 == 1 || is_low {
+        if is_low {
             return Some(address);
+        }
+        if address >> 63 == 1 {
+            // Code that is compiled later is outside.
+            let is_known = self.image.as_ref().is_none_or(|image| image.contains(&address));
+            return is_known.then_some(address);
         }
         if let (Some(image), Some(offset)) = (&self.image, address.checked_sub(IMAGE_LOADED_AT))
             && offset < image.end - image.start
@@ -158,6 +180,20 @@ mod tests {
     #[test]
     fn code_at_its_physical_address_belongs_to_the_image() {
         assert_eq!(place(0x4020_1010), Some(("stage2_map_walk_leaf".to_owned(), 16)));
+    }
+
+    #[test]
+    fn code_outside_of_the_image_and_limits_of_sections_are_no_functions() {
+        let table = SymbolTable::parse(
+            "ffff800010000000 T _text\nffff800010000100 t __do_softirq\n\
+             ffff800010000100 T __softirqentry_text_start\nffff800010000200 t f.part.0\n\
+             ffff800010001000 B _end\n",
+        );
+
+        let place = |address: u64| table.place(0xffff_8000_1000_0000 + address);
+        assert_eq!(place(0x104).unwrap().function, "__do_softirq");
+        assert!(place(0x200).unwrap().is_part && !place(0x100).unwrap().is_part);
+        assert_eq!(place(0x1000), None);
     }
 
     #[test]

@@ -15,7 +15,8 @@ use crate::{
     jobs::counts::{SegmentLine, phase_of, program_segments},
 };
 
-/// Code outside of the kernel's functions: programs, guests, and EL2 without VHE.
+/// Code outside of the kernel's functions: programs, guests with low addresses, compiled BPF, and EL2 without
+/// VHE.
 pub const OTHER_CODE: &str = "(other code)";
 
 /// Counts of a function.
@@ -71,8 +72,9 @@ fn add(functions: &mut Functions, segment: &SegmentLine, symbols: &SymbolTable) 
     for (address, block) in &segment.blocks {
         let address = u64::from_str_radix(address, 16).unwrap_or(0);
         let place = symbols.place(address).filter(|_| address >> 63 == 1);
-        let (name, offset) = place.map_or((OTHER_CODE.to_owned(), 0), |p| (p.function, p.offset));
-        let calls = if offset == 0 && address != 0 { block.executions } else { 0 };
+        let is_call = place.as_ref().is_some_and(|place| place.offset == 0 && !place.is_part);
+        let name = place.map_or_else(|| OTHER_CODE.to_owned(), |place| place.function);
+        let calls = if is_call { block.executions } else { 0 };
         *functions.entry(name).or_default() +=
             FunctionCounts { calls, instructions: block.instructions };
     }
@@ -86,7 +88,8 @@ mod tests {
     #[test]
     fn blocks_belong_to_the_function_and_the_phase() {
         let symbols = SymbolTable::parse(
-            "ffff800010000000 T _text\nffff800010000000 t f\nffff800010000040 t g.isra.0\n",
+            "ffff800010000000 T _text\nffff800010000000 t f\nffff800010000040 t g.isra.0\n\
+             ffff800010000080 t f.cold\n",
         );
         let segment = |mark, blocks: &[(&str, u64, u64)]| SegmentLine {
             mark,
@@ -100,11 +103,12 @@ mod tests {
                 .collect(),
             ..SegmentLine::default()
         };
-        let (f, inside_f, g) = ("ffff800010000000", "ffff800010000010", "ffff800010000040");
+        let (f, inside_f, f_cold) = ("ffff800010000000", "ffff800010000010", "ffff800010000080");
+        let g = "ffff800010000040";
         let segments = [
             segment(0x60, &[(f, 9, 90)]),
             segment(0x61, &[(f, 2, 8), (inside_f, 3, 6), ("0", 1, 100)]),
-            segment(0x61, &[(f, 1, 4)]),
+            segment(0x61, &[(f, 1, 4), (f_cold, 1, 1)]),
             segment(0x70, &[(f, 1, 3)]),
             segment(0x78, &[(g, 1, 5)]),
             segment(0x60, &[(f, 8, 80)]),
@@ -113,7 +117,7 @@ mod tests {
         let phases = functions_of_phases(&segments, &symbols);
 
         let counts = |calls, instructions| FunctionCounts { calls, instructions };
-        let create = [(OTHER_CODE.to_owned(), counts(0, 100)), ("f".to_owned(), counts(3, 18))];
+        let create = [(OTHER_CODE.to_owned(), counts(0, 100)), ("f".to_owned(), counts(3, 19))];
         let step = ("g".to_owned(), counts(1, 5));
         let whole = [("f".to_owned(), counts(1, 3)), step.clone()];
         let expected = [

@@ -270,6 +270,19 @@ pub mod tests {
     }
 
     #[test]
+    fn functions_are_counted_by_blocks() {
+        let mut options = options("test -s 4k -v 1");
+        let option = |options: &Options| {
+            let machine = &jobs(options, PageSize::Kib4, &[])[0].machine;
+            machine.plugin_option(Path::new("p"), Path::new("c"))
+        };
+
+        assert!(!option(&options).contains("blocks=on"));
+        options.report.functions = true;
+        assert!(option(&options).contains(",blocks=on"));
+    }
+
+    #[test]
     fn each_combination_is_one_boot_with_a_pool_as_large_as_the_region() {
         let jobs = jobs(&options("lab -s 4k -s 2m -s 1g --seeds 2"), PageSize::Kib4, &[]);
 

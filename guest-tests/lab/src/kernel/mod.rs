@@ -123,7 +123,13 @@ impl<'a> Preparation<'a> {
                     .try_for_each(|image| image.required_function(PAGING_FUNCTION).map(drop))?;
             }
             if options.report.functions {
-                images.iter().try_for_each(|image| image.required_function("_text").map(drop))?;
+                let without = images.iter().find(|image| image.system_map.is_none());
+                if let Some(image) = without {
+                    return Err(LabError::Unusable(format!(
+                        "--functions needs the System.map of {}: copy the one of its build beside it",
+                        image.image.display()
+                    )));
+                }
             }
             for remark in images.iter().filter_map(Kernel::remark) {
                 progress.print_note(&remark);

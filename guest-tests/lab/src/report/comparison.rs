@@ -168,7 +168,11 @@ mod tests {
             let text = record_lines(&records).unwrap();
             std::fs::write(run_directory.results_path(kernel), text).unwrap();
         }
-        compare(&options("lab --git tree a..b --each"), &run_directory, &kernels, "").unwrap()
+        let options = options("lab --git tree a..b --each");
+        let status = compare(&options, &run_directory, &kernels, "\nfunctions\n").unwrap();
+        let text = std::fs::read_to_string(directory.path().join("comparison.txt")).unwrap();
+        assert!(text.ends_with("\n\nfunctions\n"), "{text}");
+        status
     }
 
     #[test]

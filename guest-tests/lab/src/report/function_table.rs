@@ -2,7 +2,8 @@
 //! Instructions of kernel functions in each phase: a table of those that differ most between the
 //! first and the last kernel, and a file with all of them for each kernel.
 //!
-//! The counts of all schedules of a load are added up, as are those of repeated phases.
+//! The counts of all schedules of a load are added up, as are those of repeated phases. A job that failed
+//! on any kernel is left out on all of them.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::{
     check::SymbolTable,
     error::LabError,
     jobs::{
-        JobResults,
+        JobResult, JobResults,
         functions::{FunctionCounts, Functions, functions_of_phases},
         run_directory::RunDirectory,
     },
@@ -24,7 +25,7 @@ use crate::{
 
 /// Number of functions in a table.
 const ROWS: usize = 20;
-/// Share of a table's functions that is not listed.
+/// Name of the row with the sum of the functions that are not listed.
 const REMAINDER: &str = "(remaining functions)";
 
 /// A load and its phase: the name of the job without the seed, and the name of the phase.
@@ -51,13 +52,24 @@ pub fn publish(
     results: &JobResults,
     shows: impl Fn(&str) -> bool,
 ) -> Result<String, LabError> {
+    let is_complete = |job: usize| {
+        let has_records = |result: &JobResult| match result {
+            Some(Ok(outcome)) => outcome.records(&run.jobs[job]).is_ok(),
+            _ => false,
+        };
+        results.iter().all(|results| has_records(&results[job]))
+    };
+    let complete: Vec<bool> = (0..run.jobs.len()).map(is_complete).collect();
     let mut profiles = Vec::new();
     for (kernel, results) in run.kernels.iter().zip(results) {
         let map = kernel.system_map.as_deref().map(shell::read).transpose()?.unwrap_or_default();
         let symbols = SymbolTable::parse(&String::from_utf8_lossy(&map));
         let mut profile = Profile::new();
-        for (job, result) in run.jobs.iter().zip(results) {
+        for ((job, result), is_complete) in run.jobs.iter().zip(results).zip(&complete) {
             let Some(Ok(outcome)) = result else { continue };
+            if !is_complete {
+                continue;
+            }
             for (phase, functions) in functions_of_phases(&outcome.segments, &symbols) {
                 add(&mut profile, (job.cost_class().to_owned(), phase), functions);
             }
@@ -72,6 +84,10 @@ pub fn publish(
     Ok(render(run.kernels, &profiles, shows))
 }
 
+fn find<'a>(profile: &'a Profile, place: &Place) -> Option<&'a Functions> {
+    profile.iter().find(|(other, _)| other == place).map(|(_, functions)| functions)
+}
+
 fn add(profile: &mut Profile, place: Place, functions: Functions) {
     match profile.iter_mut().find(|(other, _)| *other == place) {
         Some((_, sums)) => {
@@ -81,13 +97,11 @@ fn add(profile: &mut Profile, place: Place, functions: Functions) {
     }
 }
 
-/// Returns a table for each place that all kernels have.
+/// Returns a table for each place. All kernels have the same ones, as they ran the same jobs.
 fn render(kernels: &[Kernel], profiles: &[Profile], shows: impl Fn(&str) -> bool) -> String {
     let mut text = String::new();
     for (place, _) in profiles.first().into_iter().flatten() {
-        let of_kernel = |profile: &'_ Profile| {
-            profile.iter().find(|(other, _)| other == place).map(|(_, functions)| functions.clone())
-        };
+        let of_kernel = |profile| find(profile, place);
         let Some(columns) = profiles.iter().map(of_kernel).collect::<Option<Vec<_>>>() else {
             continue;
         };
@@ -102,10 +116,10 @@ fn render(kernels: &[Kernel], profiles: &[Profile], shows: impl Fn(&str) -> bool
 
 /// Formats the functions of each kernel. Several kernels are sorted by the change from the first to the
 /// last one, a single one by instructions.
-fn table(kernels: &[Kernel], columns: &[Functions]) -> String {
+fn table(kernels: &[Kernel], columns: &[&Functions]) -> String {
     let mut rows: BTreeMap<&str, Vec<FunctionCounts>> = BTreeMap::new();
     for (index, functions) in columns.iter().enumerate() {
-        for (name, counts) in functions {
+        for (name, counts) in *functions {
             let none = || vec![FunctionCounts::default(); columns.len()];
             rows.entry(name).or_insert_with(none)[index] = *counts;
         }
