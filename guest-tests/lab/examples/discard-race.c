@@ -22,14 +22,6 @@ static int is_remap;
 static pthread_barrier_t turn;
 static unsigned long rounds;
 
-static void reserve_huge_pages(void)
-{
-	int pool = (int)check(open(POOL, O_WRONLY), POOL);
-
-	check(write(pool, "2", 1), POOL);
-	close(pool);
-}
-
 // Maps base pages or a huge page, in turn, in place of the memory.
 static void remap(unsigned long number)
 {
@@ -90,7 +82,7 @@ int main(int count, char **arguments)
 
 	is_remap = count > 2 && !strcmp(arguments[2], "remap");
 	if (is_remap)
-		reserve_huge_pages();
+		reserve_huge_pages(POOL, "2");
 	rounds = count > 1 ? strtoul(arguments[1], NULL, 10) : 50;
 	run_on_cpu(0);
 	data = map_aligned(SIZE);

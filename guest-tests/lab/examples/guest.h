@@ -76,6 +76,15 @@ static inline char *map_aligned(size_t size)
 	return (char *)((start + size - 1) & ~(size - 1));
 }
 
+// Reserves hugetlb pages of the pool whose file is given.
+static inline void reserve_huge_pages(const char *pool, const char *count)
+{
+	int fd = (int)check(open(pool, O_WRONLY), pool);
+
+	check(write(fd, count, strlen(count)), pool);
+	close(fd);
+}
+
 static void set_register(const struct vcpu *vcpu, uint64_t id, uint64_t value)
 {
 	struct kvm_one_reg reg = { .id = id, .addr = (uint64_t)&value };

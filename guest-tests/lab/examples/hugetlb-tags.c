@@ -79,15 +79,13 @@ static unsigned int stale_tags(bool tags_are_written)
 int main(void)
 {
 	unsigned int stale;
-	int pool;
 
 	if (!(getauxval(AT_HWCAP2) & HWCAP2_MTE)) {
 		fprintf(stderr, "the host has no MTE: its kernel needs CONFIG_ARM64_MTE, its emulator mte=on\n");
 		return 2;
 	}
 	run_on_cpu(0);
-	pool = (int)check(open(POOL, O_WRONLY), POOL);
-	check(write(pool, "1", 1), POOL);
+	reserve_huge_pages(POOL, "1");
 	stale = stale_tags(false);
 	stale += stale_tags(true);
 	return stale ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -57,10 +57,7 @@ static char *map_thp(void)
 
 static char *map_hugetlb(void)
 {
-	int pool = (int)check(open(POOL, O_WRONLY), POOL);
-
-	check(write(pool, "1", 1), POOL);
-	close(pool);
+	reserve_huge_pages(POOL, "1");
 	return map(BLOCK_SIZE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1);
 }
 

@@ -66,7 +66,7 @@ impl SymbolTable {
                 "_end" => image_end = Some(address),
                 _ => {}
             }
-            // `$x` marks code and `$d` data.
+            // `$x` marks code and `$d` data; they are no functions.
             if matches!(kind, "t" | "T" | "w" | "W") && !name.starts_with('$') {
                 table.symbols.push((address, name.to_owned()));
             }
@@ -190,9 +190,13 @@ mod tests {
              ffff800010001000 B _end\n",
         );
 
-        let place = |address: u64| table.place(0xffff_8000_1000_0000 + address);
-        assert_eq!(place(0x104).unwrap().function, "__do_softirq");
-        assert!(place(0x200).unwrap().is_part && !place(0x100).unwrap().is_part);
+        let place = |offset: u64| {
+            let place = table.place(0xffff_8000_1000_0000 + offset)?;
+            Some((place.function, place.is_part))
+        };
+
+        assert_eq!(place(0x104), Some(("__do_softirq".to_owned(), false)));
+        assert_eq!(place(0x200), Some(("f".to_owned(), true)));
         assert_eq!(place(0x1000), None);
     }
 

@@ -145,8 +145,8 @@ mod tests {
     use super::*;
     use crate::{jobs::matrix::tests::options, options::RunPath, shell::Shell};
 
-    /// Compares three kernels with these times of `create`.
-    fn compare_three(times: [u64; 3]) -> RunStatus {
+    /// Compares three kernels with these times of `create`, and returns status and report.
+    fn compare_three(times: [u64; 3]) -> (RunStatus, String) {
         let directory = tempfile::tempdir().unwrap();
         let kernels = ["before", "1-0123", "after"]
             .map(|name| Kernel::placeholder(name.to_owned(), "Image".into()));
@@ -170,15 +170,20 @@ mod tests {
         }
         let options = options("lab --git tree a..b --each");
         let status = compare(&options, &run_directory, &kernels, "\nfunctions\n").unwrap();
-        let text = std::fs::read_to_string(directory.path().join("comparison.txt")).unwrap();
-        assert!(text.ends_with("\n\nfunctions\n"), "{text}");
-        status
+        (status, std::fs::read_to_string(directory.path().join("comparison.txt")).unwrap())
     }
 
     #[test]
     fn a_regression_of_one_commit_fails_the_run_although_a_later_one_compensates_it() {
-        assert_eq!(compare_three([1_000_000, 2_000_000, 1_000_000]), RunStatus::Failed);
-        assert_eq!(compare_three([1_000_000; 3]), RunStatus::Passed);
+        assert_eq!(compare_three([1_000_000, 2_000_000, 1_000_000]).0, RunStatus::Failed);
+        assert_eq!(compare_three([1_000_000; 3]).0, RunStatus::Passed);
+    }
+
+    #[test]
+    fn functions_are_below_the_comparison() {
+        let (_, report) = compare_three([1_000_000; 3]);
+
+        assert!(report.ends_with("\n\nfunctions\n"), "{report}");
     }
 
     #[test]

@@ -52,26 +52,21 @@ pub fn publish(
     results: &JobResults,
     shows: impl Fn(&str) -> bool,
 ) -> Result<String, LabError> {
-    let is_complete = |job: usize| {
-        let has_records = |result: &JobResult| match result {
-            Some(Ok(outcome)) => outcome.records(&run.jobs[job]).is_ok(),
-            _ => false,
-        };
-        results.iter().all(|results| has_records(&results[job]))
+    let has_records = |result: &JobResult, job| matches!(result, Some(Ok(outcome)) if outcome.records(job).is_ok());
+    let is_complete = |index: &usize| {
+        results.iter().all(|results| has_records(&results[*index], &run.jobs[*index]))
     };
-    let complete: Vec<bool> = (0..run.jobs.len()).map(is_complete).collect();
+    let complete: Vec<usize> = (0..run.jobs.len()).filter(is_complete).collect();
     let mut profiles = Vec::new();
     for (kernel, results) in run.kernels.iter().zip(results) {
         let map = kernel.system_map.as_deref().map(shell::read).transpose()?.unwrap_or_default();
         let symbols = SymbolTable::parse(&String::from_utf8_lossy(&map));
         let mut profile = Profile::new();
-        for ((job, result), is_complete) in run.jobs.iter().zip(results).zip(&complete) {
-            let Some(Ok(outcome)) = result else { continue };
-            if !is_complete {
-                continue;
-            }
+        for &index in &complete {
+            let Some(Ok(outcome)) = &results[index] else { continue };
+            let load = run.jobs[index].cost_class();
             for (phase, functions) in functions_of_phases(&outcome.segments, &symbols) {
-                add(&mut profile, (job.cost_class().to_owned(), phase), functions);
+                add(&mut profile, (load.to_owned(), phase), functions);
             }
         }
         let mut lines = String::new();
