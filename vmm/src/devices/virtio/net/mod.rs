@@ -143,12 +143,14 @@ impl Net {
     /// Copies packets to the guest until the tap has no packet or the guest has no buffer.
     fn receive(&mut self, queue: &mut Queue) -> Result<(), DeviceError> {
         for _ in 0..MAX_PACKETS_PER_POLL {
+            if self.pending_length.is_none() && !self.read_packet() {
+                break;
+            }
+            // Each packet that is read is delivered before the worker waits for the tap again, which may
+            // have no further one.
             if !self.deliver_pending(queue)? {
                 // The tap is not read until the driver adds a buffer.
                 self.has_rx_buffer = false;
-                break;
-            }
-            if !self.read_packet() {
                 break;
             }
         }

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_STATUS,
 };
@@ -13,7 +14,7 @@ use virtio_bindings::virtio_net::{
 use super::*;
 use crate::devices::{
     MmioDevice as _,
-    virtio::testing::{Buffer, Driver, EVENT_IDX, wait_until},
+    virtio::testing::{Buffer, Driver, EVENT_IDX, MEMORY_START, queue_at, wait_until},
 };
 
 const MRG_RXBUF: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
@@ -88,6 +89,30 @@ fn a_packet_may_span_buffers_and_waits_for_them() {
     host.send(&packet(100)).unwrap();
     assert_eq!(driver.wait_used(0), 112);
     assert_eq!(driver.read_bytes(third[0], 112)[NUM_BUFFERS_OFFSET..HEADER_SIZE], [1, 0]);
+}
+
+#[test]
+fn the_last_packet_of_a_burst_is_delivered() {
+    // A socket of this type keeps more packets than a datagram socket.
+    let (family, packets) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let (tap, host) = socketpair(family, packets, SocketFlags::NONBLOCK, None).unwrap();
+    let net = Net::new(Tap::from_fd(tap, "a pair"), mac_from_tap_name("tap0"));
+    let mut driver = Driver::new(Box::new(net));
+    driver.activate_with(EVENT_IDX, |index| {
+        queue_at(MEMORY_START + u64::from(index) * 0x1_0000, QUEUE_SIZE)
+    });
+    for _ in 0..MAX_PACKETS_PER_POLL {
+        rustix::io::write(&host, &packet(60)).unwrap();
+    }
+
+    for _ in 0..=MAX_PACKETS_PER_POLL {
+        driver.add_request(0, &[Buffer::In(100)]);
+    }
+    driver.notify(0);
+
+    for _ in 0..MAX_PACKETS_PER_POLL {
+        assert_eq!(driver.wait_used(0), 72);
+    }
 }
 
 #[test]
