@@ -28,6 +28,9 @@ pub struct Args {
     /// Number of readings [default: until the VM ends]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
+    /// Show what stage 2 maps by leaves of each size; faults of the guest wait while the host reads it
+    #[arg(long)]
+    mapped: bool,
 }
 
 /// Answer to `GET /v1/state`.
@@ -52,13 +55,25 @@ struct Counters {
     overhead: Option<u64>,
 }
 
+/// Answer to `GET /v1/memory`.
+#[derive(Debug, Deserialize)]
+struct Memory {
+    zones: Vec<Zone>,
+}
+
+/// Bytes that leaves of each size map at stage 2, if the host exports the tables.
+#[derive(Debug, Deserialize)]
+struct Zone {
+    mapped: Option<BTreeMap<u64, u64>>,
+}
+
 /// Runs `granule top`.
 pub fn run(args: &Args) -> CommandResult {
     let clear = if io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     let mut before: Option<(Instant, Counters)> = None;
     let mut readings = 0;
     loop {
-        let (state, now) = match read(&args.socket) {
+        let (state, now, memory) = match read(args) {
             Ok(answers) => answers,
             // The VM has ended since the last reading.
             Err(error) if before.is_some() && has_ended(&error) => return Ok(CommandOutcome::Done),
@@ -70,7 +85,8 @@ pub fn run(args: &Args) -> CommandResult {
         };
         let at = Instant::now();
         let last = before.as_ref().map(|(then, counters)| (at - *then, counters));
-        write_stdout(&format!("{clear}{}", screen(&state, &now, last)))?;
+        let memory = memory.as_ref().map_or_else(String::new, mapped_text);
+        write_stdout(&format!("{clear}{}{memory}", screen(&state, &now, last)))?;
         before = Some((at, now));
         readings += 1;
         if args.count == Some(readings) {
@@ -80,8 +96,10 @@ pub fn run(args: &Args) -> CommandResult {
     }
 }
 
-fn read(socket: &Path) -> io::Result<(State, Counters)> {
-    Ok((get(socket, "/v1/state")?, get(socket, "/v1/counters")?))
+fn read(args: &Args) -> io::Result<(State, Counters, Option<Memory>)> {
+    let socket = &args.socket;
+    let memory = args.mapped.then(|| get(socket, "/v1/memory")).transpose()?;
+    Ok((get(socket, "/v1/state")?, get(socket, "/v1/counters")?, memory))
 }
 
 fn has_ended(error: &io::Error) -> bool {
@@ -137,10 +155,7 @@ fn screen(state: &State, now: &Counters, last: Option<(Duration, &Counters)>) ->
         let _ = writeln!(text, "samples of stalls that the host's kernel dropped: {lost}");
     }
     for (zone, resident) in now.resident.iter().enumerate() {
-        let pages =
-            resident.iter().map(|(page, bytes)| format!("{} in {}", Bytes(*bytes), Bytes(*page)));
-        let pages = pages.collect::<Vec<_>>().join(", ");
-        let _ = writeln!(text, "\nresident, zone {zone}: {pages}");
+        let _ = writeln!(text, "\nresident, zone {zone}: {}", bytes_by_size(resident));
     }
     for (name, bytes) in
         [("stage-2 tables", now.stage2_tables), ("beyond guest memory", now.overhead)]
@@ -150,6 +165,23 @@ fn screen(state: &State, now: &Counters, last: Option<(Duration, &Counters)>) ->
         }
     }
     text
+}
+
+/// Returns the lines of what stage 2 maps.
+fn mapped_text(memory: &Memory) -> String {
+    let line = |(zone, Zone { mapped }): (usize, &Zone)| {
+        let mapped = mapped.as_ref().map_or_else(
+            || "unknown: the host does not export the tables to this VM".to_owned(),
+            bytes_by_size,
+        );
+        format!("mapped at stage 2, zone {zone}: {mapped}\n")
+    };
+    memory.zones.iter().enumerate().map(line).collect()
+}
+
+fn bytes_by_size(bytes: &BTreeMap<u64, u64>) -> String {
+    let sizes = bytes.iter().map(|(size, bytes)| format!("{} in {}", Bytes(*bytes), Bytes(*size)));
+    sizes.collect::<Vec<_>>().join(", ")
 }
 
 /// Returns what each counter has counted since an earlier reading.
@@ -209,6 +241,20 @@ mod tests {
     }
 
     #[test]
+    fn mapped_bytes_are_shown_for_each_zone() {
+        let memory = r#"{"zones":[{"start":0,"mapped":{"4096":8192,"2097152":2097152}},{"start":9}],
+            "balloon":null}"#;
+
+        let text = mapped_text(&serde_json::from_str(memory).unwrap());
+
+        assert_eq!(
+            text,
+            "mapped at stage 2, zone 0: 8K in 4K, 2M in 2M\n\
+             mapped at stage 2, zone 1: unknown: the host does not export the tables to this VM\n"
+        );
+    }
+
+    #[test]
     fn answers_come_from_the_socket_until_the_vm_ends() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("api");
@@ -222,7 +268,7 @@ mod tests {
                 write!(client, "HTTP/1.1 200 OK\r\n\r\n{body}").unwrap();
             }
         });
-        let args = |count| Args { socket: socket.clone(), interval: 1, count };
+        let args = |count| Args { socket: socket.clone(), interval: 1, count, mapped: false };
 
         assert_eq!(run(&args(None)).unwrap(), CommandOutcome::Done);
 
