@@ -67,6 +67,17 @@ impl CountedInterval {
         self.executed.fetch_add(instructions, Ordering::Relaxed);
     }
 
+    /// Divides an interval at the end of a segment: returns the slot and number of the instructions that
+    /// belong to it so far. An interval counts in the segment in which it ends.
+    pub fn split(&self) -> Option<(usize, u64)> {
+        let executed = self.executed.load(Ordering::Relaxed);
+        let start = self.start.load(Ordering::Relaxed);
+        (start != NONE).then(|| {
+            self.start.store(executed, Ordering::Relaxed);
+            (self.slots[1], executed - start)
+        })
+    }
+
     /// Passes a boundary. Returns the slots and increments of the interval that it ends.
     pub fn pass(&self, boundary: usize) -> Option<[(usize, u64); 2]> {
         let executed = self.executed.load(Ordering::Relaxed);
@@ -106,6 +117,22 @@ mod tests {
         assert_eq!(pass(3, 0x10), None);
         assert_eq!(pass(2, 0x20), Some(2));
         assert_eq!(interval.boundary(0x40), None);
+    }
+
+    #[test]
+    fn the_end_of_a_segment_divides_an_interval() {
+        let arguments = IntervalArguments { name: "f".to_owned(), functions: [0x10, 0x20, 0x20] };
+        let interval = CountedInterval::new(arguments, |event| {
+            usize::from(event == Event::InInterval("f".to_owned()))
+        });
+
+        assert_eq!(interval.split(), None);
+        interval.pass(0);
+        interval.execute(5);
+        assert_eq!(interval.split(), Some((1, 5)));
+        interval.execute(2);
+        assert_eq!(interval.pass(1), Some([(0, 1), (1, 2)]));
+        assert_eq!(interval.split(), None);
     }
 
     #[test]

@@ -459,13 +459,17 @@ unsafe extern "C" fn on_boundary(_: c_uint, is_entry: *mut c_void) {
     }
 }
 
-unsafe extern "C" fn on_mark(_: c_uint, mark: *mut c_void) {
+unsafe extern "C" fn on_mark(cpu: c_uint, mark: *mut c_void) {
     hooks::verify();
     if let (Some(plugin), Ok(mark)) = (PLUGIN.get(), u8::try_from(mark.addr()))
         && plugin.segments.begins_segment(mark)
-        && let Err(e) = plugin.segments.mark(mark, plugin.end_clock_segment())
     {
-        eprintln!("qemu-plugin: cannot write a segment: {e}");
+        if let Some((slot, increment)) = plugin.interval.as_ref().and_then(CountedInterval::split) {
+            plugin.segments.count(plugin.counter_row(cpu), slot, increment);
+        }
+        if let Err(e) = plugin.segments.mark(mark, plugin.end_clock_segment()) {
+            eprintln!("qemu-plugin: cannot write a segment: {e}");
+        }
     }
 }
 

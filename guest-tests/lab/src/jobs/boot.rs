@@ -30,6 +30,13 @@ pub const FAULT_STALLS: &str = "fault_stalls";
 /// Count of the instructions of these faults.
 pub const FAULT_STALLS_NS: &str = "fault_stalls_ns";
 
+/// Functions of the host between which a vCPU runs, on CPUs with VHE.
+const GUEST_FUNCTIONS: [&str; 2] = ["__guest_enter", "__guest_exit"];
+/// Count of entries into the guest, if the time in it is measured.
+pub const GUEST_ENTRIES: &str = "guest_entries";
+/// Count of the instructions in the guest.
+pub const GUEST_ENTRIES_NS: &str = "guest_entries_ns";
+
 /// Returns a job for each size of memory and each value of `rodata`.
 pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
     let mut jobs = Vec::new();
@@ -86,12 +93,13 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
     if job.vmm.is_some() {
         // A kernel without a `System.map` leaves the column empty.
         let entry = kernel.required_function(FIRST_RUN_FUNCTION);
-        return Ok(entry.map_or_else(|_| String::new(), |at| format!(",span=KVM_RUN:{at:x}")));
+        let span = entry.map_or_else(|_| String::new(), |at| format!(",span=KVM_RUN:{at:x}"));
+        return Ok(span + &interval(kernel, job));
     }
     if job.boot.is_none() {
         let of_guest = job.guest.as_ref().and_then(|guest| guest.paging_function);
         let span = |address| format!(",span={PAGING_FUNCTION}:{address:x}");
-        return Ok(of_guest.map_or_else(String::new, span) + &fault_interval(kernel, job));
+        return Ok(of_guest.map_or_else(String::new, span) + &interval(kernel, job));
     }
     let mut arguments =
         format!(",span={PAGING_FUNCTION}:{:x}", kernel.required_function(PAGING_FUNCTION)?);
@@ -100,20 +108,32 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
         arguments += &format!(",linear={start:x}:{end:x}");
     }
     if job.machine.tlb.is_some() && job.guest.is_some() {
-        let entry = kernel.required_function("__guest_enter")?;
-        let exit = kernel.required_function("__guest_exit")?;
+        let [entry, exit] = GUEST_FUNCTIONS;
+        let entry = kernel.required_function(entry)?;
+        let exit = kernel.required_function(exit)?;
         arguments += &format!(",guest={entry:x}:{exit:x}");
     }
     Ok(arguments)
 }
 
 /// Returns the argument that times the faults of a guest with one vCPU, if `granule run` measures them
-/// too. A kernel without a `System.map` leaves it out.
-fn fault_interval(kernel: &Kernel, job: &PlannedJob) -> String {
-    let is_measured = job.job.argv.iter().any(|word| word == "--fault-stalls");
-    match FAULT_FUNCTIONS.map(|name| kernel.required_function(name)) {
-        [Ok(start), Ok(end), Ok(cancel)] if is_measured && job.guest_vcpus == 1 => {
-            format!(",interval={FAULT_STALLS}:{start:x}:{end:x}:{cancel:x}")
+/// too, and otherwise the time in the guest. A kernel without a `System.map` leaves it out.
+fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
+    if job.guest.is_none() || job.guest_vcpus != 1 {
+        return String::new();
+    }
+    let function = |name| kernel.required_function(name);
+    let measures_faults = job.job.argv.iter().any(|word| word == "--fault-stalls");
+    let (name, functions) = if measures_faults {
+        (FAULT_STALLS, FAULT_FUNCTIONS.map(function))
+    } else {
+        // An entry into the guest is not cancelled.
+        let [entry, exit] = GUEST_FUNCTIONS;
+        (GUEST_ENTRIES, [entry, exit, exit].map(function))
+    };
+    match functions {
+        [Ok(start), Ok(end), Ok(cancel)] => {
+            format!(",interval={name}:{start:x}:{end:x}:{cancel:x}")
         }
         _ => String::new(),
     }

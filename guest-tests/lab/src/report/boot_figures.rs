@@ -6,7 +6,8 @@
 //! login* last from there to the guest's PID 1 and to the login prompt. Of a user's VMM there are counts
 //! only: *start* ends at the first `KVM_RUN`, *to init* begins with the program, and its memory faults
 //! are the lookups of the host's page, on a kernel without series. Faults and CMOs are those
-//! of the whole run; counts include host and guest. The columns of `paging_init()` are those of the
+//! of the whole run; counts include host and guest. Of the instructions *to init* of a guest with one
+//! vCPU, those outside of the guest are *the host's*, on a CPU with VHE. The columns of `paging_init()` are those of the
 //! guest's kernel, if it has a `System.map`.
 
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use serde::Deserialize;
 use crate::{
     host::guest_init,
     jobs::{
-        boot::{FAULT_STALLS, FAULT_STALLS_NS},
+        boot::{FAULT_STALLS, FAULT_STALLS_NS, GUEST_ENTRIES, GUEST_ENTRIES_NS},
         counts::SegmentLine,
         matrix::PlannedJob,
         outcome::{JobError, JobOutcome},
@@ -139,9 +140,10 @@ pub struct BootFigures {
 type BootColumn = (&'static str, fn(u64) -> String);
 
 /// Columns of the report. Instructions are counted if a mark ends their segment.
-pub const BOOT_COLUMNS: [BootColumn; 14] = [
+pub const BOOT_COLUMNS: [BootColumn; 15] = [
     ("start M instr.", format_millions),
     ("to init M instr.", format_millions),
+    ("of these the host's", format_millions),
     ("whole M instr.", format_millions),
     ("to init ms", format_millions),
     ("to login ms", format_millions),
@@ -157,12 +159,12 @@ pub const BOOT_COLUMNS: [BootColumn; 14] = [
 ];
 
 /// Indices in [`BOOT_COLUMNS`] of the columns with charts.
-pub const TO_INIT_COLUMN: usize = 3;
-pub const TO_LOGIN_COLUMN: usize = 4;
-pub const FAULTS_COLUMN: usize = 5;
-pub const DC_CIVAC_COLUMN: usize = 6;
+pub const TO_INIT_COLUMN: usize = 4;
+pub const TO_LOGIN_COLUMN: usize = 5;
+pub const FAULTS_COLUMN: usize = 6;
+pub const DC_CIVAC_COLUMN: usize = 7;
 /// Index of the first of the last columns, which a report omits if no guest has them.
-pub const PAGING_COLUMN: usize = 11;
+pub const PAGING_COLUMN: usize = 12;
 
 impl BootFigures {
     pub fn from_outcome(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
@@ -214,10 +216,12 @@ impl BootFigures {
             let counts = paging.as_ref()?.iter().filter(|(name, _)| selected(name));
             Some(counts.map(|(_, count)| count).sum())
         };
+        let to_init = instructions(segments, mark::GUEST, mark::GUEST_INIT);
         Some(Self {
             values: [
                 instructions(segments, mark::UNMARKED_PROGRAM, mark::GUEST),
-                instructions(segments, mark::GUEST, mark::GUEST_INIT),
+                to_init,
+                host_part(to_init, segments_of(segments, mark::GUEST)),
                 Some(count(segments, |name| name == "instructions")),
                 Some(boot.ns),
                 ready.map(|(_, ns)| ns.saturating_sub(start.ns)),
@@ -244,7 +248,8 @@ impl BootFigures {
         let mut values = [None; BOOT_COLUMNS.len()];
         values[0] = first_run.map(until);
         values[1] = init.map(until);
-        values[2] = Some(until(segments.len()));
+        values[2] = host_part(values[1], &segments[..init.unwrap_or(0)]);
+        values[3] = Some(until(segments.len()));
         values[FAULTS_COLUMN] = lookups;
         values[DC_CIVAC_COLUMN] = Some(count(segments, |name| name == "DC CIVAC"));
         values[DC_CIVAC_COLUMN + 1] = Some(count(segments, is_stage2_tlbi));
@@ -268,14 +273,25 @@ fn count(segments: &[SegmentLine], selected: fn(&str) -> bool) -> u64 {
     counts.filter(|(name, _)| selected(name)).map(|(_, count)| count).sum()
 }
 
-/// Returns the instructions from a mark until the mark `until`, if this is the next one. A span
-/// divides the segment of its mark.
+/// Returns the first segments of a mark: a span divides the segment of its mark.
+fn segments_of(segments: &[SegmentLine], mark: u8) -> &[SegmentLine] {
+    let mut parts = segments.chunk_by(|one, next| one.mark == next.mark);
+    parts.find(|part| part[0].mark == mark).unwrap_or_default()
+}
+
+/// Returns the instructions from a mark until the mark `until`, if this is the next one.
 fn instructions(segments: &[SegmentLine], mark: u8, until: u8) -> Option<u64> {
-    let at = segments.iter().position(|segment| segment.mark == mark)?;
-    let of_mark = segments[at..].iter().take_while(|segment| segment.mark == mark).count();
-    segments.get(at + of_mark).filter(|next| next.mark == until)?;
-    let counts = segments[at..at + of_mark].iter();
-    counts.map(|segment| segment.counts.get("instructions").copied()).sum()
+    let mut parts = segments.chunk_by(|one, next| one.mark == next.mark);
+    let part = parts.find(|part| part[0].mark == mark)?;
+    parts.next().filter(|next| next[0].mark == until)?;
+    part.iter().map(|segment| segment.counts.get("instructions").copied()).sum()
+}
+
+/// Returns how many of the instructions of segments are outside of the guest, if the entries into it were
+/// counted.
+fn host_part(instructions: Option<u64>, segments: &[SegmentLine]) -> Option<u64> {
+    let count = |name| segments.iter().filter_map(|segment| segment.counts.get(name)).sum::<u64>();
+    instructions.filter(|_| count(GUEST_ENTRIES) > 0)?.checked_sub(count(GUEST_ENTRIES_NS))
 }
 
 /// Formats instructions in millions, or nanoseconds in milliseconds.
@@ -427,7 +443,11 @@ pub mod tests {
             line(mark::PHASE_END, "", r#""instructions":170000000"#),
             line(mark::UNMARKED_PROGRAM, "", r#""instructions":6400000,"DC CIVAC":7"#),
             line(mark::UNMARKED_PROGRAM, RUN, r#""instructions":5000000"#),
-            line(mark::GUEST, "", r#""instructions":20000000"#),
+            line(
+                mark::GUEST,
+                "",
+                r#""instructions":20000000,"guest_entries":4,"guest_entries_ns":9000000"#,
+            ),
             line(mark::GUEST_INIT, RUN, r#""instructions":80000000,"TLBI VMALLS12E1IS":2"#),
             line(mark::PHASE_END, "", r#""instructions":9"#),
             "{\"end\":true,\"segments\":6}\n".to_owned(),
@@ -436,7 +456,8 @@ pub mod tests {
 
         let figures = BootFigures::from_counts(&segments, Some(70));
 
-        let expected = "6.400 | 31.400 | 111.400 | – | – | 70 | 7 | 2 | – | – | – | – | – | –";
+        let expected =
+            "6.400 | 31.400 | 22.400 | 111.400 | – | – | 70 | 7 | 2 | – | – | – | – | – | –";
         assert_eq!(figures.cells().join(" | "), expected);
     }
 
@@ -446,7 +467,7 @@ pub mod tests {
 
         assert_eq!(
             figures.cells().join(" | "),
-            "30.106 | 290.000 | 320.107 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K | – | – | –"
+            "30.106 | 290.000 | – | 320.107 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K | – | – | –"
         );
         let levels = [("translation.level2", 14), ("translation.level3", 101)];
         assert_eq!(figures.faults_by_level, levels.map(|(name, n)| (name.to_owned(), n)).into());

@@ -22,7 +22,7 @@ use crate::{
 /// Headings of the columns before the figures.
 const NAME_COLUMNS: [&str; 2] = ["guest", "kernel"];
 /// Number of figures in the first table of the HTML report.
-const FIRST_TABLE_FIGURES: usize = 7;
+const FIRST_TABLE_FIGURES: usize = 8;
 
 /// Figures or error message of one boot.
 type BootResult = Result<BootFigures, String>;
