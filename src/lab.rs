@@ -13,8 +13,9 @@ use super::{CommandOutcome, CommandResult};
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    after_help = "Times are virtual: one nanosecond an instruction, summed over all CPUs. They are \
-                  exact and repeatable, but not hardware time.\n\nExit code: 0 done; 1 a job \
+    after_help = "Times are virtual: one nanosecond an instruction without --costs. Elapsed time is \
+                  that of CPUs in parallel, work the sum over all CPUs. They are exact and \
+                  repeatable, but not hardware time.\n\nExit code: 0 done; 1 a job \
                   failed, a verdict of --fail-on occurs or selftest results differ; 2 the run could \
                   not be completed."
 )]
