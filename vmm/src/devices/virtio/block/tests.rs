@@ -55,6 +55,24 @@ fn clear_range(driver: &mut Driver, kind: u32, sector: u64, sectors: u32, flags:
 }
 
 #[test]
+fn a_flush_that_failed_without_the_guest_fails_the_next_one_of_the_guest() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut disk = open_disk(&folder, false);
+    // A pipe cannot be flushed.
+    let (_reader, pipe) = io::pipe().unwrap();
+    let file = mem::replace(&mut disk.disk.file, std::os::fd::OwnedFd::from(pipe).into());
+    assert!(disk.flush().is_err());
+    disk.disk.file = file;
+    assert!(disk.flush().is_err(), "until the guest has seen the error");
+    let mut driver = Driver::start(disk, EVENT_IDX);
+
+    let request = [Buffer::block_header(VIRTIO_BLK_T_FLUSH, 0), Buffer::In(1)];
+    let statuses = [0, 1].map(|_| driver.request(0, &request).0[0][0]);
+
+    assert_eq!(statuses, [IOERR, OK]);
+}
+
+#[test]
 fn a_request_may_span_buffers_of_any_length() {
     let (_folder, mut driver) = start_driver(false);
     let Buffer::Out(head) = Buffer::block_header(VIRTIO_BLK_T_IN, 1) else { unreachable!() };

@@ -64,11 +64,11 @@ impl Transport {
         }
         match &mut self.device {
             Activity::Lost => return Err("its thread has failed".to_owned()),
-            // Memory may refer to what the guest has written.
-            Activity::Suspended(context) => {
+            // Memory may refer to what the guest has written, also before it has reset the device.
+            Activity::Suspended(context) | Activity::Inactive(context) => {
                 context.device.flush().map_err(|error| format!("it cannot be flushed: {error}"))?;
             }
-            Activity::Inactive(_) | Activity::Active(_) => {}
+            Activity::Active(_) => {}
         }
         Ok(DeviceState::Virtio(self.state()))
     }
