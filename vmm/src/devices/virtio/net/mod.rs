@@ -177,9 +177,16 @@ impl Net {
                 return Ok(false);
             };
             let space = chain.length(Direction::Writable);
-            if space < HEADER_SIZE || (!self.has_mergeable_buffers && space < length) {
-                let problem = "a receive buffer is smaller than a packet";
+            if space < HEADER_SIZE {
+                let problem = "a receive buffer is smaller than the header of a packet";
                 return Err(DeviceError::Request(problem));
+            }
+            if !self.has_mergeable_buffers && space < length {
+                // Another host may have sent it, so the packet is dropped, not the device.
+                log::debug!("a packet of {length} bytes does not fit a buffer of {space}");
+                queue.undo_pop();
+                self.pending_length = None;
+                return Ok(true);
             }
             let part = space.min(length - copied);
             chains.push((chain, part));
@@ -215,8 +222,14 @@ impl Net {
             Ok(_) => true,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
             Err(error) => {
-                self.take_link_down(&error.into());
-                false
+                let error = error.into();
+                if tap_has_disappeared(&error) {
+                    self.take_link_down(&error);
+                    return false;
+                }
+                // The kernel drops a packet that it cannot describe to the guest, and goes on.
+                log::debug!("{}: a packet is dropped: {error}", tap.name);
+                true
             }
         }
     }

@@ -2,6 +2,7 @@
 //! Tests of the network device with a pair of sockets in place of a tap.
 
 use std::{
+    net::UdpSocket,
     os::unix::net::{UnixDatagram, UnixStream},
     time::Duration,
 };
@@ -116,11 +117,24 @@ fn the_last_packet_of_a_burst_is_delivered() {
 }
 
 #[test]
-fn a_receive_buffer_smaller_than_a_packet_stops_the_device() {
+fn a_packet_larger_than_a_buffer_is_dropped() {
+    let (device, host) = net_device();
+    let mut driver = Driver::start(device, 0);
+    driver.add_request(0, &[Buffer::In(100)]);
+    driver.notify(0);
+
+    host.send(&packet(100)).unwrap();
+    host.send(&packet(60)).unwrap();
+
+    assert_eq!(driver.wait_used(0), 72);
+}
+
+#[test]
+fn a_receive_buffer_smaller_than_a_header_stops_the_device() {
     let (device, host) = net_device();
     let mut driver = Driver::start(device, 0);
 
-    driver.add_request(0, &[Buffer::In(100)]);
+    driver.add_request(0, &[Buffer::In(8)]);
     driver.notify(0);
     host.send(&packet(100)).unwrap();
     driver.wait_needs_reset();
@@ -128,6 +142,27 @@ fn a_receive_buffer_smaller_than_a_packet_stops_the_device() {
     driver.activate(0);
     host.send(&packet(100)).unwrap();
     assert_eq!(driver.request(0, &[Buffer::In(200)]).1, 112);
+}
+
+#[test]
+fn a_packet_that_cannot_be_read_leaves_the_link_up() {
+    let tap = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (address, peer_address) = (tap.local_addr().unwrap(), peer.local_addr().unwrap());
+    tap.connect(peer_address).unwrap();
+    tap.set_nonblocking(true).unwrap();
+    drop(peer);
+    let net = Net::new(Tap::from_fd(tap.into(), "a socket"), mac_from_tap_name("tap0"));
+    let mut driver = Driver::start(Box::new(net), 1 << VIRTIO_NET_F_STATUS);
+    driver.add_request(0, &[Buffer::In(200)]);
+    driver.notify(0);
+
+    // No socket has the port, so the next read fails once.
+    driver.request(1, &[Buffer::Out(packet(60))]);
+    UdpSocket::bind(peer_address).unwrap().send_to(&packet(100), address).unwrap();
+
+    assert_eq!(driver.wait_used(0), 112);
+    assert_eq!(driver.read_register(0x104) >> 16, 1);
 }
 
 /// Checks that `remove`, which makes the tap disappear, takes the link down: the driver gets a
