@@ -13,6 +13,15 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{DeviceState, MmioDevice, MmioDeviceInfo, RestoreError, state::SerialState};
 
+/// Offsets of registers.
+const INTERRUPT_ENABLE: u8 = 1;
+const INTERRUPT_IDENTIFICATION: u8 = 2;
+/// Causes in the interrupt identification.
+const SENT: u8 = 1 << 1;
+const RECEIVED: u8 = 1 << 2;
+/// Bit of the line control by which the first registers are those of the divisor.
+const DIVISOR_ACCESS: u8 = 1 << 7;
+
 /// Destination of guest output.
 pub type SerialOutput = Box<dyn io::Write + Send>;
 
@@ -70,6 +79,25 @@ impl Serial {
     }
 }
 
+impl Serial {
+    /// Returns the interrupt with the highest priority, as the hardware does. The port reports all causes
+    /// and forgets them, and a driver that handles one cause at a time would lose the other one.
+    fn identify_interrupt(&mut self) -> u8 {
+        let causes = self.port.read(INTERRUPT_IDENTIFICATION);
+        if causes & (RECEIVED | SENT) != RECEIVED | SENT {
+            return causes;
+        }
+        // Enabling the interrupts again raises those whose cause remains.
+        let state = self.port.state();
+        if state.line_control & DIVISOR_ACCESS == 0
+            && let Err(error) = self.port.write(INTERRUPT_ENABLE, state.interrupt_enable)
+        {
+            log::debug!("serial port: {error}");
+        }
+        causes & !SENT
+    }
+}
+
 impl SerialPort for Serial {
     fn receive(&mut self, input: &[u8]) -> usize {
         // The call fails if the FIFO is full.
@@ -84,6 +112,7 @@ impl SerialPort for Serial {
 impl MmioDevice for Serial {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> bool {
         match (u8::try_from(offset), data) {
+            (Ok(INTERRUPT_IDENTIFICATION), [byte]) => *byte = self.identify_interrupt(),
             (Ok(offset @ 0..=7), [byte]) => *byte = self.port.read(offset),
             _ => return false,
         }
@@ -176,6 +205,26 @@ mod tests {
         let mut shown = String::new();
         screen.read_to_string(&mut shown).unwrap();
         assert_eq!(shown, "login:");
+    }
+
+    #[test]
+    fn received_input_does_not_hide_that_output_was_sent() {
+        let mut serial = Serial::new(event(), Box::new(io::sink())).unwrap();
+        let read = |serial: &mut Serial, offset| {
+            let mut byte = [0];
+            assert!(serial.read(offset, &mut byte));
+            byte[0]
+        };
+        assert!(serial.write(INTERRUPT_ENABLE.into(), &[3]));
+        assert!(serial.write(0, b"a"));
+        assert_eq!(serial.receive(b"x"), 1);
+
+        let first = read(&mut serial, 2);
+        assert_eq!(read(&mut serial, 0), b'x');
+        let second = read(&mut serial, 2);
+
+        assert_eq!([first & 0xf, second & 0xf], [RECEIVED, SENT]);
+        assert_eq!(read(&mut serial, 2) & 1, 1, "no cause remains");
     }
 
     #[test]
