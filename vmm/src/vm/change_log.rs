@@ -137,12 +137,13 @@ impl ChangeLog {
     /// # Errors
     /// The file cannot be written.
     pub fn write(
-        &self,
+        &mut self,
         memory: &GuestMemory,
         directory: &SnapshotDirectory,
     ) -> Result<SavedMemory, VmError> {
-        let last = self.committed.as_ref().filter(|last| last.exists(directory));
-        let Some(last) = last else {
+        // The file of a snapshot that failed was removed; its space is free once it is closed.
+        self.committed = self.committed.take().filter(|last| last.exists(directory));
+        let Some(last) = &self.committed else {
             return SavedMemory::write_all(memory, directory);
         };
         let changes = Changes::find(memory, &self.pending, &directory.page_map)

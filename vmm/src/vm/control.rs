@@ -251,6 +251,7 @@ impl<'a> VmController<'a> {
                     "memory_bytes": saved.memory.0,
                     "data_bytes": saved.data.0,
                     "written_bytes": saved.written.0,
+                    "durable": saved.is_durable,
                     "paused_us": u64::try_from(paused.as_micros()).unwrap_or(u64::MAX),
                 });
                 (200, sizes.into())

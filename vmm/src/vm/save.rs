@@ -31,6 +31,8 @@ pub struct SavedSizes {
     pub data: Bytes,
     /// Bytes that were written to new files of memory and changes.
     pub written: Bytes,
+    /// Indicates that the snapshot is the one of the directory also after the host has stopped.
+    pub is_durable: bool,
 }
 
 /// States of the devices, by name.
@@ -165,13 +167,14 @@ fn save_stopped(
         devices,
         machine,
     };
-    directory
+    let is_durable = directory
         .commit(memory.new_file(), &state)
         .inspect_err(|_| directory.discard(memory.new_name()))?;
     let sizes = SavedSizes {
         memory: Bytes(regions.iter().map(|ram| ram.size().0).sum()),
         data: memory.data.bytes,
         written: memory.written,
+        is_durable,
     };
     if let Some(logs) = logs {
         logs.changes.set_committed(memory);

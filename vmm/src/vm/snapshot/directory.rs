@@ -65,6 +65,9 @@ impl SnapshotDirectory {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 created => created.is_ok(),
             };
+            if is_new {
+                sync_parent(path)?;
+            }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -108,14 +111,11 @@ impl SnapshotDirectory {
     }
 
     /// Makes a new file of memory or changes and the state the snapshot of the directory, and removes
-    /// the files that the state does not name.
-    pub(in super::super) fn commit(&self, new: &File, state: &VmState) -> Result<(), VmError> {
+    /// the files that the state does not name. Returns whether the snapshot is certain on the disk.
+    pub(in super::super) fn commit(&self, new: &File, state: &VmState) -> Result<bool, VmError> {
         let commit = || -> io::Result<()> {
             new.sync_data()?;
-            match self.remove(PARTIAL_STATE_NAME) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            self.remove_partial_state()?;
             let mut file = self.create(PARTIAL_STATE_NAME)?;
             file.write_all(state.to_text()?.as_bytes())?;
             file.sync_data()?;
@@ -124,18 +124,17 @@ impl SnapshotDirectory {
         commit().map_err(self.failed())?;
         // The snapshot is the new one from here on. The earlier files are removed when that is certain
         // on the disk, too.
-        match self.file.sync_data() {
-            Err(error) => log::error!(
+        if let Err(error) = self.file.sync_data() {
+            log::error!(
                 "{}: if the host stops now, the earlier snapshot may be back: {error}",
                 self.name
-            ),
-            Ok(()) => {
-                if let Err(error) = self.remove_others(Some(state)) {
-                    log::warn!("{}: the earlier snapshot is not removed: {error}", self.name);
-                }
-            }
+            );
+            return Ok(false);
         }
-        Ok(())
+        if let Err(error) = self.remove_others(Some(state)) {
+            log::warn!("{}: the earlier snapshot is not removed: {error}", self.name);
+        }
+        Ok(true)
     }
 
     /// Returns whether a file is in the directory, under this name.
@@ -190,7 +189,14 @@ impl SnapshotDirectory {
                 self.remove(&name)?;
             }
         }
-        Ok(())
+        self.remove_partial_state()
+    }
+
+    fn remove_partial_state(&self) -> io::Result<()> {
+        match self.remove(PARTIAL_STATE_NAME) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
     }
 
     /// Returns number and name of each file of memory or changes.
@@ -218,6 +224,16 @@ impl SnapshotDirectory {
 
     fn failed(&self) -> impl FnOnce(io::Error) -> VmError {
         failed(self.name.as_str())
+    }
+}
+
+/// Writes the entry of a new directory to the disk.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    match File::open(parent.unwrap_or(Path::new("."))) {
+        // A directory that may be changed but not read cannot be opened.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        opened => opened?.sync_all(),
     }
 }
 
@@ -356,6 +372,7 @@ mod tests {
         save(&directory, 1);
         directory.create_memory().unwrap();
         directory.create_changes().unwrap();
+        directory.create(PARTIAL_STATE_NAME).unwrap();
         assert!(SnapshotDirectory::open(&path).is_err(), "the directory is locked");
         drop(directory);
 
