@@ -231,19 +231,23 @@ impl Args {
             let texts: Vec<_> = numbers.iter().map(u32::to_string).collect();
             (!texts.is_empty()).then(|| texts.join(","))
         };
-        let fault_types = self.output.events == EventsOption::FaultTypes;
+        let phases = &self.workload.phases;
+        let some_phases = (*phases != PhaseSelection::all()).then(|| phases.to_string());
+        let address = |address: GuestAddress| format!("{:#x}", address.0);
         [
+            ("phys-offset", self.guest.phys_offset.map(address)),
             ("ipa-bits", self.guest.ipa_bits.as_ref().and_then(|bits| named(bits))),
             ("pre-fault", self.host.pre_fault.then(|| "yes".to_owned())),
             ("pin", self.host.pin.as_ref().and_then(|list| named(list))),
             ("dirty-log", name_unless_default(self.host.dirty_log)),
             ("eager-split", self.host.eager_split.as_ref().and_then(|size| named(size))),
             ("vm-capability", list(&self.host.vm_capability)),
+            ("phases", some_phases),
             ("log-untouched", self.workload.log_untouched.then(|| "yes".to_owned())),
             ("migrate", self.workload.migrate.as_ref().and_then(|n| named(n))),
             ("round-ms", self.workload.migrate.and_then(|_| named(&self.workload.round_ms))),
             ("guest-map", name_unless_default(self.guest.guest_map)),
-            ("events", fault_types.then(|| "fault-types".to_owned())),
+            ("events", name_unless_default(self.output.events)),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name.to_owned(), value?)))

@@ -75,14 +75,17 @@ fn vcpus_are_pinned_round_robin() {
 #[test]
 fn records_name_the_options_that_affect_results() {
     for (line, expected) in [
-        ("--events off --json -", &[][..]),
+        ("--json -", &[][..]),
+        ("--events off", &[("events", "off")]),
+        ("--phys-offset 0x40000000", &[("phys-offset", "0x40000000")]),
+        ("--phases exec", &[("phases", "exec")]),
         (
             "--guest-map pages --ipa-bits 40 --pin 0-1",
             &[("guest-map", "pages"), ("ipa-bits", "40"), ("pin", "0,1")],
         ),
         ("--events fault-types", &[("events", "fault-types")]),
         ("--pre-fault", &[("pre-fault", "yes")]),
-        ("--log-untouched --phases update,rebuild", &[("log-untouched", "yes")]),
+        ("--log-untouched", &[("log-untouched", "yes")]),
         ("--migrate 4 --round-ms 20", &[("migrate", "4"), ("round-ms", "20")]),
     ] {
         let options = parse(&format!("bench {line}")).unwrap().options();

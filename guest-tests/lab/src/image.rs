@@ -66,6 +66,7 @@ pub fn check_image(options: &ImageOptions) -> Result<RunStatus, LabError> {
         tlb: None,
         counts_functions: false,
         hold: None,
+        appended: None,
     };
     emulator::probe(&qemu, &machine, Some(&plugin))?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

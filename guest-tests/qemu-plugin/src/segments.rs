@@ -244,11 +244,13 @@ impl<W: Write> Segments<W> {
     }
 
     fn write_segment(&self, writer: &mut SegmentWriter<W>, times: SegmentTimes) -> io::Result<()> {
+        // A function without a call has the count 0, so that it differs from one that is not counted.
+        let functions = writer.slots.keys().filter(|event| matches!(event, Event::Function(_)));
         let mut segment = SegmentLine {
             seq: writer.seq,
             mark: writer.mark,
             span: writer.span.clone(),
-            counts: Counts::new(),
+            counts: functions.map(|event| (event.name(), 0)).collect(),
             per_cpu: BTreeMap::new(),
             blocks: self.blocks.take(),
             time: times.time,
@@ -307,12 +309,13 @@ mod tests {
         assert_eq!(
             String::from_utf8(file).unwrap(),
             concat!(
-                r#"{"seq":0,"mark":96,"counts":{"DC CIVAC":1},"per_cpu":{"0":{"DC CIVAC":1}}}"#,
+                r#"{"seq":0,"mark":96,"counts":{"DC CIVAC":1,"guest_aborts":0},"#,
+                r#""per_cpu":{"0":{"DC CIVAC":1}}}"#,
                 "\n",
                 r#"{"seq":1,"mark":97,"counts":{"DC CIVAC":2,"guest_aborts":1},"#,
                 r#""per_cpu":{"0":{"DC CIVAC":1},"1":{"DC CIVAC":1,"guest_aborts":1}}}"#,
                 "\n",
-                r#"{"seq":2,"mark":96,"counts":{},"per_cpu":{}}"#,
+                r#"{"seq":2,"mark":96,"counts":{"guest_aborts":0},"per_cpu":{}}"#,
                 "\n",
                 r#"{"end":true,"segments":3}"#,
                 "\n",
@@ -352,6 +355,19 @@ mod tests {
         let in_span = r#""mark":97,"span":"f","counts":{"stores":3}"#;
         assert_eq!(text.matches(in_span).count(), 1, "{text}");
         assert_eq!(text.matches(r#""mark":97,"counts":{}"#).count(), 2, "{text}");
+    }
+
+    #[test]
+    fn a_function_without_a_call_has_a_count() {
+        let mut out = Vec::new();
+        let segments = Segments::new(1, &mut out);
+        segments.slot(Event::Function("guest_aborts".to_owned()));
+        segments.slot(Event::Store);
+        segments.finish(SegmentTimes::default()).unwrap();
+        drop(segments);
+
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains(r#""counts":{"guest_aborts":0}"#), "{text}");
     }
 
     #[test]

@@ -42,7 +42,11 @@ const EVENTS: [&str; 6] = [
 
 /// Starts of the names of tracepoints and statistics, which a kernel defines, of gauges, and of
 /// instructions without a name.
-const OPEN_PREFIXES: [&str; 5] = ["kvm_", "vcpu.", "vm.", "host.", "sys_"];
+const OPEN_PREFIXES: [&str; 5] = ["kvm_", "vcpu.", "vm.", "host.", UNNAMED_INSTRUCTION];
+/// Start of the names of instructions without a name.
+const UNNAMED_INSTRUCTION: &str = "sys_";
+/// First words of the names of barriers.
+const BARRIERS: [&str; 2] = ["DSB", "ISB"];
 
 /// Classes of instructions.
 const CLASSES: [&str; 3] = ["DC", "IC", "TLBI"];
@@ -101,6 +105,13 @@ impl Metric {
             Some(("TLBI", operation)) => is_tlb_operation(operation),
             Some(_) => false,
         }
+    }
+
+    /// Reports whether a run with counters that lacks the metric has not executed it: it is an instruction,
+    /// with or without a name, a class or a barrier. Any other absent count was not counted.
+    pub(crate) fn is_zero_if_absent(&self) -> bool {
+        let barrier = self.0.split(' ').next().is_some_and(|word| BARRIERS.contains(&word));
+        self.is_of_instructions() || barrier || self.0.starts_with(UNNAMED_INSTRUCTION)
     }
 
     /// Returns the figure of a record: the elapsed time in nanoseconds, if it was measured, or the

@@ -41,6 +41,8 @@ pub struct EmulatedMachine {
     pub counts_functions: bool,
     /// Hold of a CPU at a function.
     pub hold: Option<Hold>,
+    /// Kernel parameters of `--append`, which affect results as the machine does.
+    pub appended: Option<String>,
 }
 
 impl EmulatedMachine {
@@ -56,9 +58,10 @@ impl EmulatedMachine {
         let turns = turns.unwrap_or_default();
         let costs = self.costs.as_ref().map_or_else(String::new, |costs| format!(", {costs}"));
         let hold = self.hold.as_ref().map_or_else(String::new, |hold| format!(", hold {hold}"));
+        let appended = self.appended.as_ref().map_or_else(String::new, |text| format!(", {text}"));
         format!(
             "-M virt,virtualization=on -cpu {cpu} -smp {cpus} -m {memory} -icount shift=0, \
-             skew_tick=1{turns}{costs}{hold}"
+             skew_tick=1{turns}{costs}{hold}{appended}"
         )
     }
 
@@ -202,6 +205,7 @@ mod tests {
             tlb: None,
             counts_functions: false,
             hold: None,
+            appended: None,
         };
 
         let error = probe(qemu, &machine, None).unwrap_err().to_string();

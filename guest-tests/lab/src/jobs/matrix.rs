@@ -364,4 +364,13 @@ pub mod tests {
         assert!(jobs[2].job.argv.contains(&"1G,backing=anonymous_hugetlb_1gb".to_owned()));
         assert!(jobs.iter().all(|job| job.guest == Some(LinuxGuest::with_host_kernel())));
     }
+
+    #[test]
+    fn appended_kernel_parameters_are_part_of_the_machine() {
+        let describe = |line: &str| jobs(&options(line), PageSize::Kib4, &[])[0].machine.describe();
+
+        let with = describe("lab -s 4k --append kvm-arm.mode=nvhe");
+
+        assert_eq!(with, format!("{}, kvm-arm.mode=nvhe", describe("lab -s 4k")));
+    }
 }

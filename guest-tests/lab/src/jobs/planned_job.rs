@@ -128,6 +128,7 @@ pub fn machine(host: &HostOptions, cpus: u32, memory: Bytes) -> EmulatedMachine 
         tlb: None,
         counts_functions: false,
         hold: host.hold.clone(),
+        appended: host.append.clone(),
     }
 }
 

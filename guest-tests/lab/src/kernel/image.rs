@@ -2,7 +2,7 @@
 //! A bootable kernel, and the addresses of functions whose calls are counted.
 
 use std::{
-    io,
+    io, iter,
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -71,9 +71,11 @@ impl Kernel {
             content[FLAGS_OFFSET..].first_chunk().map_or(0, |flags| u64::from_le_bytes(*flags));
         let find = |names: &[&str]| {
             let boot = image.parent().unwrap_or(Path::new("."));
-            let root = image.ancestors().nth(4).unwrap_or(boot); // ROOT/arch/arm64/boot/Image
-            [boot, root]
-                .into_iter()
+            // In another directory, a file of the top directory may be that of another build.
+            let is_tree = boot.ends_with("arch/arm64/boot");
+            let root = boot.ancestors().nth(3).filter(|_| is_tree);
+            iter::once(boot)
+                .chain(root)
                 .flat_map(|directory| names.iter().map(|name| directory.join(name)))
                 .find(|path| path.is_file())
         };
@@ -227,6 +229,8 @@ const fn linear_map(text: u64) -> Range<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -237,6 +241,23 @@ mod tests {
             (0xffff_ffc0_0800_0000, 0xffff_ffc0_0000_0000), // 39 bits
         ] {
             assert_eq!(linear_map(text).end, end, "{text:#x}");
+        }
+    }
+
+    #[test]
+    fn only_an_image_of_a_build_tree_has_files_in_the_top_directory() {
+        let tree = tempfile::tempdir().unwrap();
+        let mut content = vec![0; 64];
+        content[MAGIC_OFFSET..MAGIC_OFFSET + IMAGE_MAGIC.len()].copy_from_slice(IMAGE_MAGIC);
+        fs::write(tree.path().join("System.map"), "").unwrap();
+        for (folder, has_map) in [("arch/arm64/boot", true), ("saved/x/before", false)] {
+            let image = tree.path().join(folder).join("Image");
+            fs::create_dir_all(image.parent().unwrap()).unwrap();
+            fs::write(&image, &content).unwrap();
+
+            let kernel = Kernel::open("base".to_owned(), &image).unwrap();
+
+            assert_eq!(kernel.system_map.is_some(), has_map, "{folder}");
         }
     }
 

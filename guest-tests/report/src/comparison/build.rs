@@ -69,11 +69,7 @@ impl Comparison {
     ) -> Result<Self, CompareError> {
         let sides = ["before", "after"].map(str::to_owned);
         let labels = options.labels.clone().unwrap_or(sides);
-        for (samples, label) in [before, after].iter().zip(&labels) {
-            if samples.is_empty() {
-                return Err(CompareError::EmptySide(label.clone()));
-            }
-        }
+        check_sides([before, after], &labels, &options.phases)?;
         let by_engine = separates_engines(&[before, after]);
         let sides = [before, after].map(|side| {
             let mut groups = groups(side, by_engine);
@@ -255,6 +251,22 @@ fn geometric_means(comparison: &Comparison) -> Vec<GeometricMean> {
         Some(GeometricMean { phase: phase.cloned(), rows: rows.len(), ratio, interval })
     };
     comparison.phases().into_iter().map(Some).chain([None]).filter_map(mean).collect()
+}
+
+/// Checks that no side is empty and that each selected phase occurs on a side.
+fn check_sides(
+    sides: [&[Sample]; 2],
+    labels: &[String; 2],
+    selected: &[String],
+) -> Result<(), CompareError> {
+    if let Some((_, label)) = sides.iter().zip(labels).find(|(samples, _)| samples.is_empty()) {
+        return Err(CompareError::EmptySide(label.clone()));
+    }
+    let samples = || sides.into_iter().flatten();
+    let is_known = |name: &&String| samples().any(|sample| sample.phase.is_named(name));
+    let Some(name) = selected.iter().find(|name| !is_known(name)) else { return Ok(()) };
+    let known: BTreeSet<_> = samples().map(|sample| sample.phase.to_string()).collect();
+    Err(CompareError::UnknownPhase { name: name.clone(), known: known.into_iter().collect() })
 }
 
 /// Returns notes on the limits of the figures. `without_host`: no input describes its host.

@@ -12,6 +12,7 @@ use super::{
     timer_tick,
 };
 use crate::{
+    metric::Metric,
     sample::{AnyPhase, RunSetup, Sample},
     stats::{Change, Runs, Spread},
 };
@@ -220,8 +221,7 @@ impl PhaseChange {
             let mut names = before.nonzero_counts(phase, counts);
             names.extend(after.nonzero_counts(phase, counts));
             let spread = |group: &Group, name: &str| {
-                // In a run with counters, an absent instruction was not executed: its count is 0.
-                let missing = (is_counter && group.has_counters()).then_some(0);
+                let missing = count_if_absent(group, name).filter(|_| is_counter);
                 group.spread(phase, |sample| counts(sample).get(name).copied().or(missing))
             };
             let change = |name: &str| Change::between(spread(before, name), spread(after, name));
@@ -276,11 +276,16 @@ impl PhaseChange {
     }
 }
 
-/// Returns the count of every run; `None` if a run lacks it, or if it is 0 in all runs. A phase without
-/// any counter executed nothing that is counted, if the run has counters.
+/// Returns the count that an absent name means: 0 for an instruction that was not executed, if the runs have
+/// counters. Any other absent count was not counted.
+fn count_if_absent(group: &Group, name: &str) -> Option<u64> {
+    (group.has_counters() && Metric::from(name).is_zero_if_absent()).then_some(0)
+}
+
+/// Returns the count of every run; `None` if a run lacks it, or if it is 0 in all runs.
 fn count_of_runs(phase: &AnyPhase, before: &Group, after: &Group, name: &str) -> Option<Runs> {
     let side = |group: &Group| -> Option<Vec<f64>> {
-        let missing = group.has_counters().then_some(0);
+        let missing = count_if_absent(group, name);
         let count = |sample: &Sample| sample.count(name).or(missing).map(|count| count as f64);
         group.of_phase(phase).map(count).collect()
     };

@@ -211,6 +211,8 @@ pub enum CompareError {
         .sides[1].join("; ")
     )]
     NothingInCommon { sides: [Vec<String>; 2], phases: Vec<String> },
+    #[error("--phase '{name}' is on neither side: expected one of {}", .known.join(", "))]
+    UnknownPhase { name: String, known: Vec<String> },
     #[error(
         "--metric '{name}' is not counted on both sides: {}",
         match .known.as_slice() {

@@ -8,7 +8,7 @@ use super::{
     configuration::Configuration,
     labelled_side::{GroupsOfSides, groups_of_sides},
 };
-use crate::sample::Sample;
+use crate::sample::{AnyPhase, Sample};
 
 /// Comparisons of each further side with the first side.
 #[derive(Debug, Clone)]
@@ -106,12 +106,12 @@ impl ComparisonSet {
         let configurations = all.filter_map(|groups| {
             let key = groups.iter().flatten().next()?.key.clone();
             let changes: Vec<_> = self.comparisons.iter().map(|one| one.of_key(&key)).collect();
-            let is_selected = |name: &str| {
-                !self.has_selected_phases() || self.selected_phases.iter().any(|one| one == name)
+            let is_selected = |phase: &AnyPhase| {
+                !self.has_selected_phases()
+                    || self.selected_phases.iter().any(|one| phase.is_named(one))
             };
-            let select = |group: Option<_>| {
-                group.map(|group: Group<'_>| group.of_phases(|one| is_selected(one.name())))
-            };
+            let select =
+                |group: Option<_>| group.map(|group: Group<'_>| group.of_phases(is_selected));
             let groups = groups.into_iter().map(select).collect();
             changes.iter().any(Option::is_some).then_some(ConfigurationInSet { groups, changes })
         });

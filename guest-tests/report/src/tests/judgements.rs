@@ -105,13 +105,29 @@ fn a_comparison_fails_on_the_chosen_verdicts() {
 #[test]
 fn phases_can_be_chosen() {
     let [before, after] = two_sides();
-    let of = |phase: &str| {
-        let phases = vec![phase.to_owned()];
+    let of = |phases: &str| {
+        let phases = phases.split(',').map(str::to_owned).collect();
         compare_with(&before, &after, &ComparisonOptions { phases, ..options() })
     };
     let comparison = of("create").unwrap();
     assert_eq!(comparison.rows().count(), 1);
     assert_eq!(comparison.count(Verdict::Regression), 0);
-    let error = of("exec").unwrap_err();
-    assert!(error.to_string().starts_with("none of exec of any"), "{error}");
+    let error = of("create,exec").unwrap_err().to_string();
+    assert_eq!(error, "--phase 'exec' is on neither side: expected one of create, update");
+}
+
+#[test]
+fn calls_that_one_side_does_not_count_are_not_compared_as_zero() {
+    let [mut before, after] = two_sides();
+    for record in &mut before {
+        record.counters.insert("guest_aborts".to_owned(), 9);
+    }
+    let metrics = vec!["guest_aborts".into()];
+
+    let judged = compare_with(&before, &after, &ComparisonOptions { metrics, ..options() });
+    let shown = render::text(&compare(&before, &after).unwrap());
+
+    let error = judged.unwrap_err().to_string();
+    assert!(error.starts_with("--metric 'guest_aborts' is not counted on both sides"), "{error}");
+    assert!(!shown.contains("guest_aborts                       9              0"), "{shown}");
 }
