@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Metrics: the figures by which `granule compare`, the lab and its bisection judge.
 
-use std::{convert::Infallible, str::FromStr};
+use std::{collections::BTreeMap, convert::Infallible, str::FromStr};
 
 use granule_types::record::Record;
 use serde::{Deserialize, Serialize};
-
-use crate::sample;
 
 /// Name of the time, the default metric.
 pub(crate) const TIME_METRIC: &str = "time";
@@ -120,8 +118,22 @@ impl Metric {
         if self.is_time() {
             return Some(record.elapsed_ns.unwrap_or(record.ns).0);
         }
-        sample::count(&record.counters, [&record.events, &record.gauges], &self.0)
+        count(&record.counters, [&record.events, &record.gauges], &self.0)
     }
+}
+
+/// Returns a count, or the sum over a class of instructions, such as `TLBI`. In a run with counters,
+/// an instruction that was not executed has the count 0; any other absent count was not counted.
+pub(crate) fn count(
+    counters: &BTreeMap<String, u64>,
+    others: [&BTreeMap<String, u64>; 2],
+    name: &str,
+) -> Option<u64> {
+    let found = [counters].into_iter().chain(others).find_map(|counts| counts.get(name));
+    let is_in_class = |other: &str| other.split_once(' ').is_some_and(|(class, _)| class == name);
+    let class = counters.iter().filter(|(other, _)| is_in_class(other));
+    let is_absent = !counters.is_empty() && Metric::from(name).is_zero_if_absent();
+    found.copied().or_else(|| is_absent.then(|| class.map(|(_, count)| count).sum()))
 }
 
 impl From<&str> for Metric {

@@ -6,7 +6,7 @@ use std::{borrow::Cow, collections::BTreeMap, fmt};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::metric::Metric;
+use crate::metric::count;
 use granule_types::{
     backing::Backing,
     phase::Phase,
@@ -188,20 +188,6 @@ impl Sample {
     pub(crate) fn is_without_host(&self) -> bool {
         engine::WITHOUT_HOST.contains(&self.engine.as_str()) && self.host == HostInfo::default()
     }
-}
-
-/// Returns a count, or the sum over a class of instructions, such as `TLBI`. In a run with counters,
-/// an instruction that was not executed has the count 0; any other absent count was not counted.
-pub(crate) fn count(
-    counters: &BTreeMap<String, u64>,
-    others: [&BTreeMap<String, u64>; 2],
-    name: &str,
-) -> Option<u64> {
-    let found = [counters].into_iter().chain(others).find_map(|counts| counts.get(name));
-    let is_in_class = |other: &str| other.split_once(' ').is_some_and(|(class, _)| class == name);
-    let class = counters.iter().filter(|(other, _)| is_in_class(other));
-    let is_absent = !counters.is_empty() && Metric::from(name).is_zero_if_absent();
-    found.copied().or_else(|| is_absent.then(|| class.map(|(_, count)| count).sum()))
 }
 
 impl From<&Record> for Sample {
