@@ -194,9 +194,12 @@ pub fn resume_devices(bus: &Bus, confine: bool) -> Result<(), VmError> {
         bus.resume();
         Ok(())
     };
-    let resumed = thread::scope(|scope| scope.spawn(resume).join());
     let panicked = |_| Err(io::Error::other("the thread panicked"));
-    resumed.unwrap_or_else(panicked).map_err(failed("the devices cannot continue"))
+    let resumed = thread::scope(|scope| {
+        let thread = thread::Builder::new().spawn_scoped(scope, resume)?;
+        thread.join().unwrap_or_else(panicked)
+    });
+    resumed.map_err(failed("the devices cannot continue"))
 }
 
 /// Populates stage 2 of the parts that the guest accesses first, if the host's KVM can.

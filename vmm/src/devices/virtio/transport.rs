@@ -176,8 +176,9 @@ impl Transport {
         match activated {
             Ok(queues) => match Worker::start(context, queues, Arc::clone(&self.interrupt)) {
                 Ok(worker) => self.device = Activity::Active(worker),
-                Err(error) => {
-                    log::error!("{name} is lost: its worker thread cannot be started: {error}");
+                Err((error, context)) => {
+                    log::error!("{name} stopped until the guest resets it: no thread: {error}");
+                    self.device = Activity::Inactive(context);
                     self.interrupt.set_needs_reset();
                 }
             },

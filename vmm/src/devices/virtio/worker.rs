@@ -7,6 +7,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     thread::{self, JoinHandle},
 };
@@ -29,7 +30,7 @@ pub struct Worker {
     stop_event: EventFd,
     /// Stops the thread between two requests.
     stop_flag: Arc<AtomicBool>,
-    thread: JoinHandle<StoppedWorker>,
+    thread: JoinHandle<Option<StoppedWorker>>,
 }
 
 /// Device and queues of a worker that was stopped.
@@ -39,28 +40,46 @@ pub struct StoppedWorker {
 }
 
 impl Worker {
+    /// Starts the thread of a device.
+    ///
+    /// # Errors
+    /// The host has no further thread or file; the device is returned.
     pub fn start(
         context: WorkerContext,
         mut queues: Vec<Option<Queue>>,
         interrupt: Arc<Interrupt>,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, (io::Error, WorkerContext)> {
         let stop_flag = Arc::default();
         for queue in queues.iter_mut().flatten() {
             queue.stop_flag = Arc::clone(&stop_flag);
         }
-        let stop_event = EventFd::new(libc::EFD_NONBLOCK)?;
-        let event = stop_event.try_clone()?;
-        let thread = thread::Builder::new()
-            .name(context.name.clone())
-            .spawn(move || run(context, queues, &interrupt, &event))?;
-        Ok(Self { stop_event, stop_flag, thread })
+        // The thread gets the device when it runs: one that does not start would drop it.
+        let (device, own) = mpsc::sync_channel(1);
+        let spawn = || -> io::Result<_> {
+            let stop_event = EventFd::new(libc::EFD_NONBLOCK)?;
+            let event = stop_event.try_clone()?;
+            let name = context.name.clone();
+            let thread = thread::Builder::new().name(name).spawn(move || {
+                let (context, queues) = own.recv().ok()?;
+                Some(run(context, queues, &interrupt, &event))
+            })?;
+            Ok((stop_event, thread))
+        };
+        match spawn() {
+            Ok((stop_event, thread)) => {
+                // The thread receives once.
+                let _ = device.send((context, queues));
+                Ok(Self { stop_event, stop_flag, thread })
+            }
+            Err(error) => Err((error, context)),
+        }
     }
 
     /// Stops the thread after the current request. Returns `None` if the thread panicked.
     pub fn stop(self) -> Option<StoppedWorker> {
         self.stop_flag.store(true, Ordering::Relaxed);
         self.stop_event.write(1).ok()?;
-        self.thread.join().ok()
+        self.thread.join().ok().flatten()
     }
 }
 

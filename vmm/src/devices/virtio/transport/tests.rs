@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+use std::env;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::*;
 use crate::{
     devices::{
         DeviceState, MmioDevice,
         virtio::{
             rng::Rng,
-            testing::{Buffer, Driver, EVENT_IDX, MEMORY_SIZE, MEMORY_START, VERSION_1},
+            testing::{
+                Buffer, Driver, EVENT_IDX, MEMORY_SIZE, MEMORY_START, VERSION_1, child_test_command,
+            },
         },
     },
     memory::PageSet,
@@ -236,4 +242,27 @@ fn a_state_that_does_not_fit_is_refused() {
     driver.replace_device(Box::new(Rng), &state).unwrap();
     driver.transport.resume();
     driver.wait_needs_reset();
+}
+
+#[test]
+fn a_device_whose_thread_cannot_start_waits_for_a_reset() {
+    const CHILD_VARIABLE: &str = "GRANULE_TEST_WITHOUT_FILES";
+    if env::var_os(CHILD_VARIABLE).is_none() {
+        let mut child = child_test_command(concat!(
+            "devices::virtio::transport::tests::",
+            "a_device_whose_thread_cannot_start_waits_for_a_reset"
+        ));
+        let output = child.env(CHILD_VARIABLE, "").output().unwrap();
+        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+    let mut driver = Driver::new(Box::new(Rng));
+    let limit = getrlimit(Resource::Nofile);
+
+    setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
+    driver.activate(0);
+    setrlimit(Resource::Nofile, limit).unwrap();
+
+    driver.wait_needs_reset();
+    driver.activate(0);
+    check_device(&mut driver);
 }
