@@ -19,6 +19,7 @@ mod log_line;
 mod tests;
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -36,10 +37,17 @@ pub const RESULTS_FILE: &str = "results.jsonl";
 /// Reads one side: the samples of all paths, in the order of the paths.
 ///
 /// # Errors
-/// A path cannot be read, or its content is incomplete; the error names file, line and remedy.
+/// A path cannot be read or is repeated, or its content is incomplete; the error names file, line and
+/// remedy.
 pub fn read_side(paths: &[PathBuf]) -> Result<Vec<Sample>, FileError> {
     let mut all: Vec<Sample> = Vec::new();
+    let mut known = BTreeSet::new();
     for path in paths {
+        // Runs that are counted twice would make a difference look more certain than it is.
+        if !known.insert(fs::canonicalize(path).unwrap_or_else(|_| path.clone())) {
+            let repeated = "a side has this file twice: name each run once";
+            return Err(FileError::new(repeated).in_file(path));
+        }
         let iterations = all.iter().map(|sample| sample.iteration.saturating_add(1));
         let next = iterations.max().unwrap_or(0);
         all.extend(read_path(path)?.into_iter().map(|mut sample| {

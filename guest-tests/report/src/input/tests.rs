@@ -345,6 +345,18 @@ fn files_and_run_directories_are_read_or_refused_with_file_and_remedy() {
 }
 
 #[test]
+fn a_file_of_a_side_is_counted_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("one.log");
+    fs::write(&file, CONSOLE).unwrap();
+    let other_name = dir.path().join("./one.log");
+
+    let error = with_cause(&read_side(&[file, other_name]).unwrap_err());
+
+    assert!(error.contains("one.log") && error.contains("name each run once"), "{error}");
+}
+
+#[test]
 fn the_last_result_and_a_baseline_of_criterion_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let folder = |name: &str| dir.path().join("table/map").join(name);
