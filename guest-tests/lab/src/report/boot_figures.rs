@@ -7,8 +7,8 @@
 //! only: *start* ends at the first `KVM_RUN`, *to init* begins with the program, and its memory faults
 //! are the lookups of the host's page, on a kernel without series. Faults and CMOs are those
 //! of the whole run; counts include host and guest. Of the instructions *to init* of a guest with one
-//! vCPU, those outside of the guest are *the host's*, on a CPU with VHE. The columns of `paging_init()` are those of the
-//! guest's kernel, if it has a `System.map`.
+//! vCPU, those outside of the guest are the *host's part*, on a CPU with VHE. The columns of
+//! `paging_init()` are those of the guest's kernel, if it has a `System.map`.
 
 use std::collections::BTreeMap;
 
@@ -143,7 +143,7 @@ type BootColumn = (&'static str, fn(u64) -> String);
 pub const BOOT_COLUMNS: [BootColumn; 15] = [
     ("start M instr.", format_millions),
     ("to init M instr.", format_millions),
-    ("of these the host's", format_millions),
+    ("host's part", format_millions),
     ("whole M instr.", format_millions),
     ("to init ms", format_millions),
     ("to login ms", format_millions),
@@ -387,7 +387,8 @@ pub mod tests {
         );
         let counts = format!(
             "{{\"mark\":{},{TIME},\"counts\":{{\"DC CIVAC\":900000,\"instructions\":30106304}}}}\n\
-             {{\"mark\":{},{TIME},\"counts\":{{\"DC CIVAC\":12000,\"instructions\":290000999}}}}\n\
+             {{\"mark\":{},{TIME},\"counts\":{{\"DC CIVAC\":12000,\"guest_entries\":9,\
+             \"guest_entries_ns\":250000999,\"instructions\":290000999}}}}\n\
              {{\"mark\":{},{TIME},\"counts\":{{\"DC CIVAC\":156,\"TLBI IPAS2E1IS\":5,\"TLBI VMALLS12E1IS\":300,\
              \"TLBI VAE1\":9}}}}\n\
              {{\"end\":true,\"segments\":3}}\n",
@@ -467,7 +468,7 @@ pub mod tests {
 
         assert_eq!(
             figures.cells().join(" | "),
-            "30.106 | 290.000 | – | 320.107 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K | – | – | –"
+            "30.106 | 290.000 | 40.000 | 320.107 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K | – | – | –"
         );
         let levels = [("translation.level2", 14), ("translation.level3", 101)];
         assert_eq!(figures.faults_by_level, levels.map(|(name, n)| (name.to_owned(), n)).into());

@@ -22,7 +22,7 @@ use crate::{
 /// Headings of the columns before the figures.
 const NAME_COLUMNS: [&str; 2] = ["guest", "kernel"];
 /// Number of figures in the first table of the HTML report.
-const FIRST_TABLE_FIGURES: usize = 8;
+const FIRST_TABLE_FIGURES: usize = 7;
 
 /// Figures or error message of one boot.
 type BootResult = Result<BootFigures, String>;
@@ -126,7 +126,7 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     for (name, head, rows) in [
         ("All boots", [&NAME_COLUMNS, first].concat(), costs),
         (
-            "TLB, memory, and faults by level",
+            "Cache, TLB, memory, and faults by level",
             [&NAME_COLUMNS, rest, &["faults by level"]].concat(),
             memory,
         ),
