@@ -107,7 +107,7 @@ impl Metric {
 
     /// Reports whether a run with counters that lacks the metric has not executed it: it is an instruction,
     /// with or without a name, a class or a barrier. Any other absent count was not counted.
-    pub(crate) fn is_zero_if_absent(&self) -> bool {
+    pub fn is_zero_if_absent(&self) -> bool {
         let barrier = self.0.split(' ').next().is_some_and(|word| BARRIERS.contains(&word));
         self.is_of_instructions() || barrier || self.0.starts_with(UNNAMED_INSTRUCTION)
     }

@@ -52,18 +52,12 @@ impl Figure {
 
     /// Returns the figure of a kernel.
     pub fn of(&self, records: &[Record]) -> Result<u64, LabError> {
-        let has_metric = |record: &Record| {
-            let name = self.metric.name();
-            record.counters.contains_key(name) || record.events.contains_key(name)
-        };
-        // A phase without any counter executed nothing that is counted, if the run has counters.
+        // A phase without any counter executed no instruction that is counted, if the run has counters.
         let has_counters = records.iter().any(|record| !record.counters.is_empty());
-        let missing = (has_counters && !self.metric.is_time()).then_some(0);
+        let missing = (has_counters && self.metric.is_zero_if_absent()).then_some(0);
         let figure = |record| self.metric.figure(record).or(missing);
         let mut figures = self.selected(records).filter_map(figure).peekable();
-        // A kernel need not execute an instruction, but every kernel has the same other counts.
-        let may_be_absent = self.metric.is_time() || self.metric.is_of_instructions();
-        if figures.peek().is_some() && (may_be_absent || records.iter().any(has_metric)) {
+        if figures.peek().is_some() {
             return Ok(figures.sum());
         }
         Err(LabError::Unusable(format!(

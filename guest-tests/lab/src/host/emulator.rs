@@ -12,7 +12,7 @@
 //! * `skew_tick=1` staggers the timer ticks of the CPUs, so that they do not contend for a lock.
 //! * `oops=panic panic=-1` with `-no-reboot`: an oops ends the emulator.
 
-use std::{io::Write, path::Path};
+use std::{io::Write, iter, path::Path};
 
 use granule_types::units::{Bytes, Nanoseconds};
 
@@ -54,15 +54,17 @@ impl EmulatedMachine {
     /// Formats the options that affect results, for the records.
     pub fn describe(&self) -> String {
         let Self { cpu, cpus, memory, quantum, .. } = self;
-        let turns = quantum.map(|Nanoseconds(quantum)| format!(", turns of {quantum} ns"));
-        let turns = turns.unwrap_or_default();
-        let costs = self.costs.as_ref().map_or_else(String::new, |costs| format!(", {costs}"));
-        let hold = self.hold.as_ref().map_or_else(String::new, |hold| format!(", hold {hold}"));
-        let appended = self.appended.as_ref().map_or_else(String::new, |text| format!(", {text}"));
-        format!(
+        let all = format!(
             "-M virt,virtualization=on -cpu {cpu} -smp {cpus} -m {memory} -icount shift=0, \
-             skew_tick=1{turns}{costs}{hold}{appended}"
-        )
+             skew_tick=1"
+        );
+        let set = [
+            quantum.map(|Nanoseconds(quantum)| format!("turns of {quantum} ns")),
+            self.costs.as_ref().map(ToString::to_string),
+            self.hold.as_ref().map(|hold| format!("hold {hold}")),
+            self.appended.clone(),
+        ];
+        iter::once(all).chain(set.into_iter().flatten()).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns the maximum number of turns that a runnable CPU may wait: four rounds, in which each

@@ -108,30 +108,27 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
         arguments += &format!(",linear={start:x}:{end:x}");
     }
     if job.machine.tlb.is_some() && job.guest.is_some() {
-        let [entry, exit] = GUEST_FUNCTIONS;
-        let entry = kernel.required_function(entry)?;
-        let exit = kernel.required_function(exit)?;
-        arguments += &format!(",guest={entry:x}:{exit:x}");
+        let [entry, exit] = GUEST_FUNCTIONS.map(|name| kernel.required_function(name));
+        arguments += &format!(",guest={:x}:{:x}", entry?, exit?);
     }
     Ok(arguments)
 }
 
 /// Returns the argument that times the faults of a guest with one vCPU, if `granule run` measures them
-/// too, and otherwise the time in the guest. A kernel without a `System.map` leaves it out.
+/// too, and otherwise the time in the guest, if its boot is measured. A kernel without a `System.map`
+/// leaves it out.
 fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
-    if job.guest.is_none() || job.guest_vcpus != 1 {
-        return String::new();
-    }
-    let function = |name| kernel.required_function(name);
     let measures_faults = job.job.argv.iter().any(|word| word == "--fault-stalls");
-    let (name, functions) = if measures_faults {
-        (FAULT_STALLS, FAULT_FUNCTIONS.map(function))
-    } else {
-        // An entry into the guest is not cancelled.
-        let [entry, exit] = GUEST_FUNCTIONS;
-        (GUEST_ENTRIES, [entry, exit, exit].map(function))
+    let (name, functions) = match job.guest_vcpus {
+        1 if measures_faults => (FAULT_STALLS, FAULT_FUNCTIONS),
+        1 if job.program.is_none() => {
+            // An entry into the guest is not cancelled.
+            let [entry, exit] = GUEST_FUNCTIONS;
+            (GUEST_ENTRIES, [entry, exit, exit])
+        }
+        _ => return String::new(),
     };
-    match functions {
+    match functions.map(|name| kernel.required_function(name)) {
         [Ok(start), Ok(end), Ok(cancel)] => {
             format!(",interval={name}:{start:x}:{end:x}:{cancel:x}")
         }

@@ -216,12 +216,13 @@ impl BootFigures {
             let counts = paging.as_ref()?.iter().filter(|(name, _)| selected(name));
             Some(counts.map(|(_, count)| count).sum())
         };
-        let to_init = instructions(segments, mark::GUEST, mark::GUEST_INIT);
+        let to_guest = segments_until(segments, mark::UNMARKED_PROGRAM, mark::GUEST);
+        let to_init = segments_until(segments, mark::GUEST, mark::GUEST_INIT);
         Some(Self {
             values: [
-                instructions(segments, mark::UNMARKED_PROGRAM, mark::GUEST),
-                to_init,
-                host_part(to_init, segments_of(segments, mark::GUEST)),
+                to_guest.and_then(instructions),
+                to_init.and_then(instructions),
+                to_init.and_then(|to_init| host_part(instructions(to_init), to_init)),
                 Some(count(segments, |name| name == "instructions")),
                 Some(boot.ns),
                 ready.map(|(_, ns)| ns.saturating_sub(start.ns)),
@@ -273,18 +274,18 @@ fn count(segments: &[SegmentLine], selected: fn(&str) -> bool) -> u64 {
     counts.filter(|(name, _)| selected(name)).map(|(_, count)| count).sum()
 }
 
-/// Returns the first segments of a mark: a span divides the segment of its mark.
-fn segments_of(segments: &[SegmentLine], mark: u8) -> &[SegmentLine] {
-    let mut parts = segments.chunk_by(|one, next| one.mark == next.mark);
-    parts.find(|part| part[0].mark == mark).unwrap_or_default()
-}
-
-/// Returns the instructions from a mark until the mark `until`, if this is the next one.
-fn instructions(segments: &[SegmentLine], mark: u8, until: u8) -> Option<u64> {
+/// Returns the segments from a mark until the mark `until`, if this is the next one. A span divides the
+/// segment of its mark.
+fn segments_until(segments: &[SegmentLine], mark: u8, until: u8) -> Option<&[SegmentLine]> {
     let mut parts = segments.chunk_by(|one, next| one.mark == next.mark);
     let part = parts.find(|part| part[0].mark == mark)?;
     parts.next().filter(|next| next[0].mark == until)?;
-    part.iter().map(|segment| segment.counts.get("instructions").copied()).sum()
+    Some(part)
+}
+
+/// Returns the instructions of segments, if they were counted.
+fn instructions(segments: &[SegmentLine]) -> Option<u64> {
+    segments.iter().map(|segment| segment.counts.get("instructions").copied()).sum()
 }
 
 /// Returns how many of the instructions of segments are outside of the guest, if the entries into it were
