@@ -132,8 +132,10 @@ pub(crate) fn count(
     let found = [counters].into_iter().chain(others).find_map(|counts| counts.get(name));
     let is_in_class = |other: &str| other.split_once(' ').is_some_and(|(class, _)| class == name);
     let class = counters.iter().filter(|(other, _)| is_in_class(other));
-    let is_absent = !counters.is_empty() && Metric::from(name).is_zero_if_absent();
-    found.copied().or_else(|| is_absent.then(|| class.map(|(_, count)| count).sum()))
+    found.copied().or_else(|| {
+        let is_counted = !counters.is_empty() && Metric::from(name).is_zero_if_absent();
+        is_counted.then(|| class.map(|(_, count)| count).sum())
+    })
 }
 
 impl From<&str> for Metric {

@@ -16,6 +16,7 @@ use super::{DeviceState, MmioDevice, MmioDeviceInfo, RestoreError, state::Serial
 /// Offsets of registers.
 const INTERRUPT_ENABLE: u8 = 1;
 const INTERRUPT_IDENTIFICATION: u8 = 2;
+const LINE_CONTROL: u8 = 3;
 /// Causes in the interrupt identification.
 const SENT: u8 = 1 << 1;
 const RECEIVED: u8 = 1 << 2;
@@ -84,14 +85,14 @@ impl Serial {
     /// and forgets them, and a driver that handles one cause at a time would lose the other one.
     fn identify_interrupt(&mut self) -> u8 {
         let causes = self.port.read(INTERRUPT_IDENTIFICATION);
-        if causes & (RECEIVED | SENT) != RECEIVED | SENT {
+        // With access to the divisor, the register that enables interrupts cannot be written.
+        let has_both = causes & (RECEIVED | SENT) == RECEIVED | SENT;
+        if !has_both || self.port.read(LINE_CONTROL) & DIVISOR_ACCESS != 0 {
             return causes;
         }
         // Enabling the interrupts again raises those whose cause remains.
-        let state = self.port.state();
-        if state.line_control & DIVISOR_ACCESS == 0
-            && let Err(error) = self.port.write(INTERRUPT_ENABLE, state.interrupt_enable)
-        {
+        let enabled = self.port.read(INTERRUPT_ENABLE);
+        if let Err(error) = self.port.write(INTERRUPT_ENABLE, enabled) {
             log::debug!("serial port: {error}");
         }
         causes & !SENT
@@ -225,6 +226,11 @@ mod tests {
 
         assert_eq!([first & 0xf, second & 0xf], [RECEIVED, SENT]);
         assert_eq!(read(&mut serial, 2) & 1, 1, "no cause remains");
+
+        assert!(serial.write(0, b"b"));
+        assert_eq!(serial.receive(b"y"), 1);
+        assert!(serial.write(LINE_CONTROL.into(), &[DIVISOR_ACCESS]));
+        assert_eq!(read(&mut serial, 2) & 0xf, RECEIVED | SENT, "no cause is lost");
     }
 
     #[test]
