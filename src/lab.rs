@@ -80,8 +80,8 @@ enum LabCommand {
         arguments: Vec<String>,
     },
     /// Check the stage-2 tables of each kernel against the rules of the architecture while a test
-    /// runs, and report each defect with its function (docs/checking.md). Without options: the
-    /// page-table test with 4 vCPUs, 16M, base pages and hugetlb pages of a block, one seed
+    /// runs, and report each defect with its function (docs/checking-linux.md). Without options:
+    /// the page-table test with 4 vCPUs, 16M, base pages and hugetlb pages of a block, one seed
     #[command(
         after_help = "Exit code: 0 no finding; 1 findings; 2 a job failed, no guest of a kernel \
                       changed its tables, or the run could not be completed."

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of each rule: a script that violates only this rule, and a twin that violates none.
 //!
-//! To add a rule, add a row (`docs/checking.md`, "Add a rule"). `GRANULE_GOLDEN=write` writes that
-//! page's table.
+//! To add a rule, add a row (`docs/checker-tests.md`, "Add a rule"). `GRANULE_GOLDEN=write` writes
+//! the table of `docs/checking.md`.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;

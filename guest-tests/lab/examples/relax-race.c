@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-// A program for `granule lab check --hold` in which dirty logging may miss pages (docs/checking.md).
+// A program for `granule lab check --hold` in which dirty logging may miss pages (docs/relax-race.md).
 // It migrates 2 MiB of hugetlb memory as a VMM does, and compares source and copy. Arguments: thp, for
 // a transparent huge page; eager, to split blocks when logging is enabled.
 //

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rules, each with name, description and source. `docs/checking.md` lists them and explains
-//! how to add one.
+//! The rules, each with name, description and source. `docs/checking.md` lists them, and
+//! `docs/checker-tests.md` explains how to add one.
 
 use core::fmt;
 

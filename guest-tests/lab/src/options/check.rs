@@ -56,7 +56,7 @@ pub struct CheckArgs {
     #[arg(short = 'm', long, default_value = "2")]
     mode: GuestMode,
     /// Hold a CPU: once a CPU has called the host kernel's function AFTER, the next CPU that calls
-    /// FUNCTION waits there until another CPU calls UNTIL (docs/checking.md)
+    /// FUNCTION waits there until another CPU calls UNTIL (docs/checking-linux.md)
     #[arg(long, value_name = "AFTER:FUNCTION:UNTIL")]
     hold: Option<Hold>,
     #[command(flatten)]
