@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 // A program for `granule lab workload` that measures how fast a restored guest answers
-// (docs/run.md). In the host it boots the guest, saves it once the guest is ready, and restores it
+// (docs/snapshots.md). In the host it boots the guest, saves it once the guest is ready, and restores it
 // once for each value of `granule run --restore` without the directory: a step lasts from the start
 // of granule to the guest's answer. As PID 1 of the guest it is the service: it fills its memory,
 // and answers a line of input when it has read a part of it.
