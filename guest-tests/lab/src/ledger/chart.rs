@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The chart of a page: a panel for each configuration, in which each line is a figure relative to
-//! the first kernel. The SVG is a file of its own or part of an HTML page, so it has fixed colours.
+//! the first kernel of the same setup, and ends where the setup changes. The SVG is a file of its own or part of an HTML page, so it has fixed colours.
 
 use granule_report::render::page::escape_html;
 
@@ -42,7 +42,7 @@ pub fn chart(lines: &[&Line]) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
          font-family=\"system-ui, sans-serif\" role=\"img\" \
-         aria-label=\"Figures of each kernel, relative to the first\">\
+         aria-label=\"Figures of each kernel, relative to the first of its setup\">\
          <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\"/>{parts}</svg>\n"
     )
 }
@@ -71,24 +71,34 @@ fn panel(x: f64, y: f64, rows: &[Row<'_>]) -> String {
         parts += &text(across(index), y + PANEL_HEIGHT + 14.0, "middle", 10, &row.label());
     }
     for (values, style) in series.iter().zip(STYLES) {
-        let points = values.iter().enumerate();
-        let points: Vec<(f64, f64)> =
-            points.filter_map(|(index, value)| Some((across(index), down((*value)?)))).collect();
-        parts += &polyline(&points, style);
-        for (x, y) in points {
-            parts +=
-                &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{}\"/>", style.0);
+        let mut points = values.iter().enumerate();
+        for rows in rows.chunk_by(|row, next| row.has_same_setup(next)) {
+            let points = points.by_ref().take(rows.len());
+            let points: Vec<(f64, f64)> = points
+                .filter_map(|(index, value)| Some((across(index), down((*value)?))))
+                .collect();
+            parts += &polyline(&points, style);
+            for (x, y) in points {
+                let colour = style.0;
+                parts +=
+                    &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
+            }
         }
     }
     parts
 }
 
-/// Returns the values of a figure relative to the first row that has one above zero.
+/// Returns the values of a figure relative to the first row of the same setup that has one above
+/// zero.
 #[expect(clippy::cast_precision_loss, reason = "a position need not be exact")]
 fn relative(rows: &[Row<'_>], figure: &Figure) -> Vec<Option<f64>> {
-    let values = || rows.iter().map(|row| (figure.value)(row.figures));
-    let first = values().flatten().find(|value| *value > 0);
-    values().map(|value| Some(value? as f64 / first? as f64)).collect()
+    let value = |row: &Row<'_>| (figure.value)(row.figures);
+    let relative = |row: &Row<'_>| {
+        let of_setup = rows.iter().filter(|other| other.has_same_setup(row));
+        let first = of_setup.filter_map(value).find(|value| *value > 0)?;
+        Some(value(row)? as f64 / first as f64)
+    };
+    rows.iter().map(relative).collect()
 }
 
 fn text(x: f64, y: f64, anchor: &str, size: u32, words: &str) -> String {
@@ -127,5 +137,23 @@ mod tests {
         assert_eq!(chart.matches("<circle").count(), 8);
         assert!(chart.contains(">200%<") && chart.contains(">6.1.2<"), "{chart}");
         assert!(charted().count() <= STYLES.len());
+    }
+
+    #[test]
+    fn kernels_of_another_setup_are_relative_to_its_first() {
+        let mut others = [line("6.12.1", 1000), line("7.3.1", 1100)];
+        for other in &mut others {
+            other.key.program = "other".to_owned();
+        }
+        let first = line("6.1.2", 100);
+        let lines = [&first, &others[0], &others[1]];
+
+        let chart = chart(&lines);
+
+        let work = charted().last().unwrap();
+        let rows = rows(&lines, configurations(&lines)[0]);
+        assert_eq!(relative(&rows, work), [Some(1.0), Some(1.0), Some(1.1)]);
+        let lines_of_kernels = chart.matches("<polyline").count() - charted().count();
+        assert_eq!(lines_of_kernels, 2 * charted().count(), "{chart}");
     }
 }

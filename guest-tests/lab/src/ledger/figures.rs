@@ -100,11 +100,16 @@ impl Row<'_> {
         label(self.line)
     }
 
+    /// Returns whether the figures of two rows can be compared.
+    pub fn has_same_setup(&self, other: &Self) -> bool {
+        self.line.key.has_same_setup(&other.line.key)
+    }
+
     /// Formats a figure with its change against the row before, if both have the same setup.
     pub fn cell(&self, figure: &Figure, before: Option<&Self>) -> String {
         let Some(value) = (figure.value)(self.figures) else { return "-".to_owned() };
         let before = before
-            .filter(|before| before.line.key.has_same_setup(&self.line.key))
+            .filter(|before| before.has_same_setup(self))
             .and_then(|before| (figure.value)(before.figures));
         let text = match figure.unit {
             Unit::Count => group_digits(&value.to_string()),

@@ -102,7 +102,7 @@ impl PageFile {
                     .replace(&self.chart_path(), format!("{CHART_MARK}{}", chart(lines)))?;
                 let chart = self.chart_path();
                 let name = chart.file_name().unwrap_or_default().to_string_lossy();
-                let text = "Figures of each kernel, relative to the first";
+                let text = "Figures of each kernel, relative to the first of its setup";
                 format!("![{text}]({name})\n\n{}", markdown(lines))
             }
             Format::Html => format!("{}{}", chart(lines), html(lines)),

@@ -207,7 +207,11 @@ impl<'a> Session<'a> {
         };
         let run_directory = match self.run_directory.take() {
             Some(created) => created,
-            None => RunDirectory::create(self.shell, &self.paths.out)?,
+            None => {
+                let created = RunDirectory::create(self.shell, &self.paths.out)?;
+                self.executor.copy_programs(self.shell, &created)?;
+                created
+            }
         };
         let run_directory = self.run_directory.insert(run_directory);
         let queue = JobQueue {
