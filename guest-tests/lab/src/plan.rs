@@ -297,9 +297,17 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns the executor of jobs on this machine, which must have the emulator of the plan.
+    /// Returns the executor of jobs on this machine, which must have the emulator of the plan. It uses
+    /// the copies of the programs that the start of the run has made.
     pub fn job_executor(&self) -> Result<Executor, LabError> {
-        let paths = Paths::new(&self.options.common)?;
+        let mut paths = Paths::new(&self.options.common)?;
+        let run_directory = RunDirectory::of_path(&self.directory);
+        for program in [&mut paths.init, &mut paths.plugin] {
+            let copy = run_directory.program_path(program);
+            if copy.is_file() {
+                *program = copy;
+            }
+        }
         let options = (&self.options.common, self.options.check.as_ref());
         let executor = Executor::new(Shell::new(false), options, &paths)?;
         if executor.emulator_version != self.emulator {

@@ -51,7 +51,7 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
         check.report.suppressions()?;
     }
     let progress = Progress::new(shell.is_dry_run());
-    let executor = Executor::new(shell, (&options.common, options.check.as_ref()), &paths)?;
+    let mut executor = Executor::new(shell, (&options.common, options.check.as_ref()), &paths)?;
     let preparation = Preparation::new(shell, options, &paths, &progress)?;
     if shell.is_dry_run() && execution.plan.is_none() {
         return print_commands(options, &paths, &preparation, &executor, &progress);
@@ -85,6 +85,7 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
     }
     let plan = new_plan(run_directory.path(), &Plan::path_in(run_directory.path()))?;
     let _lock = plan.claim(&run_directory)?;
+    executor.copy_programs(shell, &run_directory)?;
     let remark = match executor_kind {
         ExecutorKind::Local => "",
         ExecutorKind::Slurm => ", the submitted jobs continue",

@@ -151,7 +151,7 @@ impl<'a> Bisection<'a> {
         let common = options.serial.common(Some(tree));
         let shell = Shell::new(options.serial.output.dry_run);
         let paths = options.paths()?;
-        let executor = Executor::new(shell, (&common, None), &paths)?;
+        let mut executor = Executor::new(shell, (&common, None), &paths)?;
         let mut matrix = options.matrix.clone();
         let page_size = options.serial.build.page_size()?;
         let block = Backing::AnonymousHugetlb(Some(page_size.huge_page()));
@@ -176,6 +176,7 @@ impl<'a> Bisection<'a> {
         if !shell.is_dry_run() {
             state.write(shell, run_directory.path())?;
         }
+        executor.copy_programs(shell, &run_directory)?;
         interrupt::set_run_directory("lab bisect", run_directory.path(), "");
         let source = {
             let _lock = lock_cache(shell, &paths.cache)?;

@@ -16,7 +16,7 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -42,6 +42,7 @@ use crate::{
         observed_kernel::ObservedKernel,
         outcome::{JobError, JobOutcome, find_oops, find_splat, find_unknown_parameter},
         outcome_file::{Failure, OutcomeFile},
+        run_directory::RunDirectory,
     },
     kernel::{Kernel, image::function_address},
     observing_emulator::find_observing_emulator,
@@ -106,6 +107,18 @@ impl Executor {
             check: check.cloned(),
             hashes: FileHashes::default(),
         })
+    }
+
+    /// Copies the programs to the directory of a run, whose jobs use the copies.
+    pub fn copy_programs(
+        &mut self,
+        shell: Shell,
+        run_directory: &RunDirectory,
+    ) -> Result<(), CommandError> {
+        for program in [&mut self.init, &mut self.plugin] {
+            *program = run_directory.copy_program(shell, program)?;
+        }
+        Ok(())
     }
 
     /// Executes a job in a directory, whose contents are removed. Returns `None` in a dry run.
@@ -205,11 +218,11 @@ impl Executor {
             self.fails_on_splat
         );
         let text = match &self.check {
-            // The findings depend on the checker, which is in this program.
+            // The findings depend on the checker, which is in this program. The link refers to it
+            // even after it was rebuilt.
             Some(check) => {
-                let program = env::current_exe().and_then(fs::canonicalize);
-                let program = program.map_err(|e| CommandError::file("find", "this program", e))?;
-                format!("{text}\n{check:?} {}", self.hashes.sha256(&program)?)
+                let program = Path::new("/proc/self/exe");
+                format!("{text}\n{check:?} {}", self.hashes.sha256(program)?)
             }
             None => text,
         };

@@ -6,6 +6,7 @@
 //!   plan.json               kernels, jobs and options of the run (see `plan`)
 //!   comparison.txt          the printed report
 //!   report.html             the HTML report; a patch has one in the directory of its kernel
+//!   programs/               the arm64 `granule` and the plugin that the jobs use
 //!   KERNEL/                 `base`, the name of a series …: an input of `granule compare`
 //!     kernel.json           series, SHA-256 of the image
 //!     config                configuration of the kernel
@@ -31,7 +32,7 @@ use crate::{
     kernel::Kernel,
     options::RunPath,
     progress::Progress,
-    shell::{Shell, sorted_entries},
+    shell::{Shell, partial_path, sorted_entries},
 };
 
 /// A job without results, and its error with causes.
@@ -155,6 +156,22 @@ impl RunDirectory {
         self.kernel_path(kernel).join("functions.jsonl")
     }
 
+    /// Returns the path of the copy of a program.
+    pub fn program_path(&self, program: &Path) -> PathBuf {
+        self.path.join("programs").join(program.file_name().unwrap_or_default())
+    }
+
+    /// Copies a program, or replaces the copy of an interrupted run. Jobs execute the copy, so a
+    /// program that is rebuilt meanwhile has no effect on their results. Returns its path.
+    pub fn copy_program(&self, shell: Shell, program: &Path) -> Result<PathBuf, CommandError> {
+        let copy = self.program_path(program);
+        shell.create_dir(&self.path.join("programs"))?;
+        let partial = partial_path(&copy);
+        shell.copy(program, &partial)?;
+        shell.rename(&partial, &copy)?;
+        Ok(copy)
+    }
+
     pub fn results_path(&self, kernel: &Kernel) -> PathBuf {
         self.kernel_path(kernel).join("results.jsonl")
     }
@@ -275,6 +292,25 @@ mod tests {
         created.dedup();
         assert_eq!(created.len(), 8);
         assert!(created[7].ends_with("lab-runs/5.10-008"), "{created:?}");
+    }
+
+    #[test]
+    fn a_copied_program_is_that_of_the_last_start() {
+        let parent = tempfile::tempdir().unwrap();
+        let program = parent.path().join("granule");
+        let run = RunDirectory::of_path(&parent.path().join("run"));
+        let copy = |text| {
+            std::fs::write(&program, text).unwrap();
+            run.copy_program(Shell::new(false), &program).unwrap()
+        };
+
+        let first = copy("first");
+        std::fs::write(&program, "rebuilt").unwrap();
+        let kept = std::fs::read_to_string(&first).unwrap();
+        let second = std::fs::read_to_string(copy("second")).unwrap();
+
+        assert_eq!((kept.as_str(), second.as_str()), ("first", "second"));
+        assert_eq!(sorted_entries(&run.path().join("programs")), ["granule"]);
     }
 
     #[test]
