@@ -79,6 +79,7 @@ impl Comparison {
             };
             for group in &mut groups {
                 group.samples.retain(is_requested);
+                group.keep_one_iteration_of_schedules();
                 if options.is_paired {
                     group.samples.sort_by_key(|sample| (sample.seed, sample.iteration));
                 }
@@ -98,13 +99,17 @@ impl Comparison {
         if let Some((one, _)) = pairs.iter().find(unpaired) {
             return Err(CompareError::UnpairedRuns(one.key.setup.name()));
         }
+        let is_counted = |metric: &str| {
+            let reports = |sample: &Sample| sample.count(metric).is_some();
+            [before, after].iter().all(|side| side.iter().any(reports))
+        };
         let [label_before, label_after] = labels;
         let mut both = [Side::new(label_before, before), Side::new(label_after, after)];
         if subject == Subject::Configurations {
             both.iter_mut().for_each(Side::remove_machine_size);
         }
-        let [before, after] = both;
-        let is_emulated = before.is_emulated() && after.is_emulated();
+        let [before_side, after_side] = both;
+        let is_emulated = before_side.is_emulated() && after_side.is_emulated();
         let mut compared =
             pairs.iter().flat_map(|(one, two)| one.samples.iter().chain(&two.samples));
         let elapsed = is_emulated && compared.all(|sample| sample.elapsed_ns.is_some());
@@ -125,8 +130,8 @@ impl Comparison {
         let (metric, further_metrics) = (metrics.next().unwrap_or_default(), metrics.collect());
         let mut comparison = Self {
             schema: SCHEMA,
-            before,
-            after,
+            before: before_side,
+            after: after_side,
             min_effect: options.min_effect.unwrap_or(default),
             has_elapsed_times: elapsed,
             metric,
@@ -139,20 +144,21 @@ impl Comparison {
             growth: growth::growth(&configurations, is_emulated),
             configurations,
         };
-        comparison.judge()?;
+        comparison.judge(is_counted)?;
         comparison.geomeans = geometric_means(&comparison);
         comparison.notes = notes(&comparison, &sides, without_host, subject);
         Ok(comparison)
     }
 
-    /// Computes the verdict of each metric of each phase.
-    fn judge(&mut self) -> Result<(), CompareError> {
+    /// Computes the verdict of each metric of each phase. `is_counted` reports whether both sides have a
+    /// count, which may be 0 in all their runs.
+    fn judge(&mut self, is_counted: impl Fn(&str) -> bool) -> Result<(), CompareError> {
         let has_counters = self.rows().any(|(_, change)| !change.counters.is_empty());
         let is_missing = |metric: &&str| {
             let is_judged = self.judgements().any(|judgement| judgement.metric == **metric);
             // Kernels need not execute an instruction: then they do not differ.
             let is_unused = has_counters && Metric::from(*metric).is_of_instructions();
-            !(is_judged || is_unused)
+            !(is_judged || is_unused || is_counted(metric))
         };
         if let Some(name) = self.metrics().find(is_missing) {
             let counts = self.rows().flat_map(|(_, change)| change.counts());
@@ -283,9 +289,6 @@ fn notes(
     let single = spreads.any(|spread| spread.runs == 1);
     let mut samples = sides.iter().flatten().flat_map(|group| &group.samples);
     let is_obtained = samples.any(|sample| sample.resident_pages.is_some());
-    let seeds = |groups: &[Group]| -> BTreeSet<u64> {
-        groups.iter().flat_map(|group| &group.samples).map(|sample| sample.seed).collect()
-    };
     let [before, after] = sides;
     let of_kernels = subject == Subject::Kernels;
     let notes = [
@@ -295,7 +298,7 @@ fn notes(
         (!without_host && !is_obtained, UNKNOWN_PAGE_SIZES),
         (single && comparison.is_emulated(), ONE_EMULATED_RUN),
         (single && !comparison.is_emulated(), ONE_RUN),
-        (seeds(before) != seeds(after), DIFFERENT_SEEDS),
+        (has_different_seeds(before, after), DIFFERENT_SEEDS),
     ];
     let notes = notes.into_iter().filter(|(holds, _)| *holds);
     let mut notes: Vec<String> = notes.map(|(_, note)| note.to_owned()).collect();
@@ -312,6 +315,19 @@ fn notes(
         }
     }
     notes
+}
+
+/// Reports whether the runs of a configuration that is on both sides have different seeds.
+fn has_different_seeds(before: &[Group], after: &[Group]) -> bool {
+    let seeds = |group: &Group| -> BTreeSet<u64> {
+        group.samples.iter().map(|sample| sample.seed).collect()
+    };
+    let differs = |(one, other): (&Group, &Group)| {
+        let (one, other) = (seeds(one), seeds(other));
+        !one.is_empty() && !other.is_empty() && one != other
+    };
+    let partner = |one: &Group| after.iter().position(|other| other.key == one.key);
+    before.iter().filter_map(|one| Some((one, &after[partner(one)?]))).any(differs)
 }
 
 /// Formats the page sizes that back the memory of all groups.

@@ -49,6 +49,33 @@ impl Group<'_> {
         Self { key: self.key.clone(), samples }
     }
 
+    /// Keeps one iteration of each seed if an emulator ran all: the one with the median time. The other
+    /// iterations continue its schedule, so they are no further schedules. Steps that a program repeats
+    /// are no iterations of all phases, and stay.
+    pub fn keep_one_iteration_of_schedules(&mut self) {
+        let mut iterations: BTreeMap<u64, BTreeMap<u32, Vec<&Sample>>> = BTreeMap::new();
+        for sample in &self.samples {
+            let of_seed = iterations.entry(sample.seed).or_default();
+            of_seed.entry(sample.iteration).or_default().push(sample);
+        }
+        let is_emulated = self.samples.iter().all(|sample| sample.host.emulator.is_some());
+        let count = self.phases().len();
+        let is_complete = |samples: &Vec<&Sample>| samples.len() == count;
+        if !is_emulated || !iterations.values().flat_map(BTreeMap::values).all(is_complete) {
+            return;
+        }
+        let time = |samples: &[&Sample]| samples.iter().map(|sample| sample.ns).sum::<f64>();
+        let median = |iterations: &BTreeMap<u32, Vec<&Sample>>| {
+            let mut times: Vec<(f64, u32)> =
+                iterations.iter().map(|(at, samples)| (time(samples), *at)).collect();
+            times.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+            times[(times.len() - 1) / 2].1
+        };
+        let kept: BTreeMap<u64, u32> =
+            iterations.iter().map(|(seed, of_seed)| (*seed, median(of_seed))).collect();
+        self.samples.retain(|sample| kept[&sample.seed] == sample.iteration);
+    }
+
     /// Returns the phases in execution order.
     pub fn phases(&self) -> BTreeSet<&AnyPhase> {
         self.samples.iter().map(|sample| &sample.phase).collect()

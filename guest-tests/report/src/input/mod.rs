@@ -19,7 +19,7 @@ mod log_line;
 mod tests;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
@@ -42,6 +42,7 @@ pub const RESULTS_FILE: &str = "results.jsonl";
 pub fn read_side(paths: &[PathBuf]) -> Result<Vec<Sample>, FileError> {
     let mut all: Vec<Sample> = Vec::new();
     let mut known = BTreeSet::new();
+    let mut runs = Runs::default();
     for path in paths {
         // Runs that are counted twice would make a difference look more certain than it is.
         if !known.insert(fs::canonicalize(path).unwrap_or_else(|_| path.clone())) {
@@ -50,12 +51,47 @@ pub fn read_side(paths: &[PathBuf]) -> Result<Vec<Sample>, FileError> {
         }
         let iterations = all.iter().map(|sample| sample.iteration.saturating_add(1));
         let next = iterations.max().unwrap_or(0);
-        all.extend(read_path(path)?.into_iter().map(|mut sample| {
+        let samples = read_path(path)?;
+        if let Some((other, seed)) = runs.add(path, &samples) {
+            let repeated = format!(
+                "has the same run as {}, with seed {seed}: name each run once, and repeat runs with \
+                 other seeds",
+                other.display()
+            );
+            return Err(FileError::new(repeated).in_file(path));
+        }
+        all.extend(samples.into_iter().map(|mut sample| {
             sample.iteration = sample.iteration.saturating_add(next);
             sample
         }));
     }
     Ok(all)
+}
+
+/// Runs of the files of a side: the samples of each, by seed, setup and the file's iteration.
+#[derive(Debug, Default)]
+struct Runs(Vec<(PathBuf, BTreeMap<RunKey, Vec<Sample>>)>);
+
+type RunKey = (u64, String, u32);
+
+impl Runs {
+    /// Adds the runs of a file. Returns an earlier file with the same run, and its seed: a copy, or
+    /// an emulated run that was repeated. All figures of two other runs are never equal. Logs have
+    /// too few figures for that.
+    fn add(&mut self, path: &Path, samples: &[Sample]) -> Option<(PathBuf, u64)> {
+        let mut runs: BTreeMap<RunKey, Vec<Sample>> = BTreeMap::new();
+        for sample in samples.iter().filter(|sample| !sample.is_without_host()) {
+            let key = (sample.seed, sample.setup.name(), sample.iteration);
+            runs.entry(key).or_default().push(sample.clone());
+        }
+        let file_with = |key: &RunKey, run: &Vec<Sample>| {
+            self.0.iter().find(|(_, others)| others.get(key) == Some(run)).map(|(path, _)| path)
+        };
+        let repeated =
+            runs.iter().find_map(|(key, run)| Some((file_with(key, run)?.clone(), key.0)));
+        self.0.push((path.to_owned(), runs));
+        repeated
+    }
 }
 
 fn read_path(path: &Path) -> Result<Vec<Sample>, FileError> {

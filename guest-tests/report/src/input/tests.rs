@@ -95,6 +95,25 @@ fn every_run_of_a_console_is_read() {
 }
 
 #[test]
+fn a_copy_of_a_run_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, times: &[u64]| {
+        let path = directory.path().join(name);
+        let lines = record_lines(&crate::tests::runs(times, &[])).unwrap();
+        std::fs::write(&path, lines).unwrap();
+        path
+    };
+    let one = file("one.jsonl", &[100, 200]);
+    let others = [file("copy.jsonl", &[300, 200]), file("other.jsonl", &[300, 400])];
+
+    let refused = read_side(&[one.clone(), others[0].clone()]).unwrap_err().to_string();
+    let read = read_side(&[one, others[1].clone()]).unwrap();
+
+    assert!(refused.contains("the same run as") && refused.contains("with seed 1"), "{refused}");
+    assert_eq!(read.len(), 4);
+}
+
+#[test]
 fn equal_runs_are_iterations() {
     let records = log::read(&CONSOLE.repeat(2)).unwrap().records;
     let iterations: Vec<_> = records.iter().map(|r| r.config.iteration).collect();

@@ -136,3 +136,18 @@ fn calls_that_one_side_does_not_count_are_not_compared_as_zero() {
         "{shown}"
     );
 }
+
+#[test]
+fn a_count_of_0_in_all_runs_is_no_error() {
+    let [mut before, mut after] = two_sides();
+    for record in before.iter_mut().chain(&mut after) {
+        record.events.insert("notifier_unmaps".to_owned(), 0);
+    }
+    let metrics = vec!["notifier_unmaps".into()];
+
+    let comparison =
+        compare_with(&before, &after, &ComparisonOptions { metrics, ..options() }).unwrap();
+
+    let text = render::text(&comparison);
+    assert!(text.contains("No regression: no phase of either side has notifier_unmaps."), "{text}");
+}
