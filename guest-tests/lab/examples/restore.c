@@ -3,7 +3,8 @@
 // (docs/snapshots.md). In the host it boots the guest, saves it once the guest is ready, and restores it
 // once for each value of `granule run --restore` without the directory: a step lasts from the start
 // of granule to the guest's answer. As PID 1 of the guest it is the service: it fills its memory,
-// and answers a line of input when it has read a part of it.
+// and answers a line of input when it has read a part of it. With `pause` as the VALUE it pauses the guest
+// instead, and checks that the guest's clock stands still.
 //
 // usage: restore BACKING RUN VALUE…     BACKING of the guest's memory, such as 4k; the service reads
 //                                       RUN adjacent pages at a time; 1 to 8 VALUEs: ,memory=map
@@ -14,6 +15,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include "pid1.h"
 #include "step.h"
@@ -38,7 +40,15 @@ static void begin_step(int number)
 	}
 }
 
-// Answers each line of input when it has read 16 MiB all over its memory.
+static long clock_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+// Answers `t` with the time, and each other line of input when it has read 16 MiB all over its memory.
 static void serve(void)
 {
 	uint64_t *memory, page_words = (uint64_t)sysconf(_SC_PAGESIZE) / 8;
@@ -55,6 +65,14 @@ static void serve(void)
 	printf("ready\n");
 	fflush(stdout);
 	while (read(0, &byte, 1) == 1) {
+		if (byte == 't') {
+			printf("time %ld\n", clock_ms());
+			fflush(stdout);
+			// The end of the line.
+			if (read(0, &byte, 1) != 1)
+				break;
+			continue;
+		}
 		// A prime factor visits each run once, in a fixed order that is not ascending.
 		for (i = 0; i < ANSWER_PAGES; i++) {
 			at = i / run * 7919 % (pages / run) * run + i % run;
@@ -144,6 +162,32 @@ static void post(const char *path)
 	close(fd);
 }
 
+static long guest_ms(void)
+{
+	char digits[16] = { 0 };
+
+	if (write(input, "t\n", 2) != 2)
+		fail("write");
+	wait_for("time ");
+	for (size_t i = 0; i < sizeof(digits) - 1 && read(output, &digits[i], 1) == 1 && digits[i] > ' '; i++)
+		;
+	return atol(digits);
+}
+
+// Pauses the guest for two seconds, in which its clock must stand still.
+static void check_pause(void)
+{
+	long before = guest_ms(), after;
+
+	post("/v1/pause");
+	sleep(2);
+	post("/v1/resume");
+	after = guest_ms();
+	printf("the guest's clock has gone on by %ld ms\n", after - before);
+	if (after < before || after - before > 1000)
+		exit(1);
+}
+
 int main(int count, char **values)
 {
 	char memory[64], command_line[64], value[256];
@@ -162,6 +206,11 @@ int main(int count, char **values)
 	snprintf(command_line, sizeof(command_line), "console=ttyAMA0 quiet run=%d", atoi(values[2]));
 	start(boot);
 	wait_for("ready");
+	if (strcmp(values[3], "pause") == 0) {
+		check_pause();
+		stop();
+		return 0;
+	}
 	post("/v1/snapshot");
 	stop();
 	for (int i = 3; i < count; i++) {

@@ -80,22 +80,50 @@ pub struct Vm {
     pub has_suspended_devices: Cell<bool>,
     /// Limits threads of devices by seccomp.
     pub confines_threads: bool,
+    /// The guest's counter while it is paused, from which it goes on. Otherwise the guest would take a pause
+    /// for a CPU that hangs.
+    paused_counter: Cell<Option<u64>>,
     pub statistics: Statistics,
 }
 
 impl Vm {
     /// Continues suspended devices, and then the vCPUs.
     ///
+    /// Pauses the vCPUs and the guest's counter.
+    ///
     /// # Errors
-    /// A device's thread cannot be confined: the VM stays as it is.
+    /// The counter cannot be read: the vCPUs are paused.
+    pub fn pause(&self) -> Result<(), VmError> {
+        self.vcpus.pause();
+        if self.paused_counter.get().is_none() && !self.vcpus.has_ended() {
+            let first = self.vcpus.lock_first();
+            let counter = first.as_deref().map(guest::counter).transpose()?;
+            self.paused_counter.set(counter);
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// A device's thread cannot be confined, or the counter cannot be set: the vCPUs stay paused.
     pub fn resume(&self) -> Result<(), VmError> {
         self.resume_devices()?;
         self.vcpus.request(RunState::Running);
         Ok(())
+        self.rewind_counter()?;
+        self.paused_counter.set(None);
     }
 
     /// Continues suspended devices.
     ///
+    /// Sets the guest's counter to its value at the pause, if the VM is paused.
+    ///
+    /// # Errors
+    /// The counter cannot be set.
+    pub fn rewind_counter(&self) -> Result<(), VmError> {
+        let first = self.paused_counter.get().and_then(|at| Some((self.vcpus.lock_first()?, at)));
+        first.map_or(Ok(()), |(vcpu, counter)| Ok(guest::set_counter(&vcpu, counter)?))
+    }
+
     /// # Errors
     /// As for [`Self::resume`].
     pub fn resume_devices(&self) -> Result<(), VmError> {
@@ -159,7 +187,6 @@ pub fn build(
         .transpose()?
         .flatten();
     if let Some(snapshot) = snapshot {
-        // The guest's time goes on from here.
         guest::restore_counter(&vcpus.fds, &snapshot.state.machine)
             .map_err(failed(snapshot.name.as_str()))?;
     }
@@ -172,10 +199,12 @@ pub fn build(
     let context = VcpuContext {
         control: RunControl::new(vcpus.fds.len()),
         bus: Arc::clone(&bus),
+    let mut paused_counter = None;
         rings: rings.clone(),
         serial_registers,
         console_output: connections.console_output,
         exits: Arc::default(),
+        paused_counter = vcpus.fds.first().map(guest::counter).transpose()?;
         guest_exit: connections.guest_exit,
     };
     let controller = vcpus.controller;
@@ -210,6 +239,7 @@ pub(super) fn allocate_memory(
     let host = HostPages::of_this_host()?;
     let name = |index: usize, zone: &MemoryZone| {
         format!("--memory {}: {} of {}", index + 1, zone.size, zone.backing)
+        paused_counter: Cell::new(paused_counter),
     };
     let overflow = || {
         let text = "guest memory ends above the 64-bit address space: request less --memory";

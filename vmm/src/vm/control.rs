@@ -115,9 +115,12 @@ impl<'a> VmController<'a> {
     pub fn execute(&mut self, request: ApiRequest) -> Response {
         match request {
             ApiRequest::State => {}
-            ApiRequest::Pause => self.vm.vcpus.pause(),
-            ApiRequest::Resume => {
-                if let Err(error) = self.vm.resume() {
+            ApiRequest::Pause | ApiRequest::Resume => {
+                let done = match request {
+                    ApiRequest::Pause => self.vm.pause(),
+                    _ => self.vm.resume(),
+                };
+                if let Err(error) = done {
                     return error_response(500, &error_text(&error));
                 }
             }

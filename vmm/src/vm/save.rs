@@ -115,10 +115,12 @@ fn while_stopped<T>(vm: &Vm, work: impl FnOnce(DeviceStates) -> Result<T, VmErro
     let start = Instant::now();
     let requested = vm.vcpus.requested_state();
     let was_suspended = vm.has_suspended_devices.get();
-    vm.vcpus.pause();
-    let done = match vm.vcpus.has_ended() {
-        true => Err(VmError::Refused("the guest has ended and cannot be saved".to_owned())),
-        false => {
+    let done = match vm.pause() {
+        Err(error) => Err(error),
+        Ok(()) if vm.vcpus.has_ended() => {
+            Err(VmError::Refused("the guest has ended and cannot be saved".to_owned()))
+        }
+        Ok(()) => {
             // Those before a device that refuses are suspended.
             vm.has_suspended_devices.set(true);
             vm.bus.suspend().map_err(|reason| {
@@ -142,6 +144,7 @@ fn save_stopped(
     mut logs: Option<ChangeLogs<'_>>,
     devices: DeviceStates,
 ) -> Result<SavedSizes, VmError> {
+    vm.rewind_counter()?;
     let vcpus = vm.vcpus.lock();
     let vcpus: Vec<_> = vcpus.iter().map(|vcpu| &**vcpu).collect();
     let machine = guest::save_machine(&vcpus, &vm.controller)?;

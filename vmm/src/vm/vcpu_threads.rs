@@ -96,6 +96,11 @@ impl VcpuThreads {
         self.fds.iter().map(|fd| fd.lock()).collect()
     }
 
+    /// Locks the first vCPU, which must be paused.
+    pub fn lock_first(&self) -> Option<MutexGuard<'_, VcpuFd>> {
+        self.fds.first().map(|fd| fd.lock())
+    }
+
     /// Returns the guest's exit, if it was reported.
     pub fn guest_exit(&self) -> Option<VmOutcome> {
         self.guest_exits.try_recv().ok()

@@ -17,6 +17,7 @@ use super::{
 pub use super::{
     boot::{BootError, BootLayout, image::Image, parse_command_line},
     gic::InterruptController,
+    save::{counter, set_counter},
 };
 use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam, random::random_bytes};
 

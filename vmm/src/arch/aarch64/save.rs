@@ -2,15 +2,19 @@
 //! Saves and restores vCPUs (`KVM_GET_REG_LIST`, `KVM_GET_ONE_REG`, `KVM_GET_MP_STATE` and
 //! `KVM_GET_VCPU_EVENTS`, `Documentation/virt/kvm/api.rst`).
 //!
-//! Restoring the virtual counter hides the time in which the VM did not run. The physical counter
-//! is not restored: it is the host's.
+//! Restoring the virtual counter hides the time in which the VM did not run, or was paused. The physical
+//! counter is not restored: it is the host's.
 
 use kvm_bindings::{kvm_mp_state, kvm_vcpu_events, kvm_vcpu_events__bindgen_ty_1};
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::errno;
 
-use super::state::{
-    HexBytes, HexNumber, RegisterId, RegisterMismatch, VcpuEvents, VcpuState, clears_mask, writes,
+use super::{
+    state::{
+        HexBytes, HexNumber, RegisterId, RegisterMismatch, VcpuEvents, VcpuState, clears_mask,
+        writes,
+    },
+    vcpu::{get_register, set_register},
 };
 use crate::kvm::{KvmError, ioctls::register_list};
 
@@ -99,6 +103,22 @@ pub fn restore_counter(vcpu: &VcpuFd, state: &VcpuState) -> Result<(), KvmError>
         None => Ok(()),
         Some(mismatch) => Err(mismatch_error(&[mismatch])),
     }
+}
+
+/// Returns the virtual counter of a VM by one of its vCPUs.
+///
+/// # Errors
+/// It cannot be read.
+pub fn counter(vcpu: &VcpuFd) -> Result<u64, KvmError> {
+    get_register(vcpu, VIRTUAL_COUNTER.number())
+}
+
+/// Sets the virtual counter of a VM, which runs from then on.
+///
+/// # Errors
+/// It cannot be set.
+pub fn set_counter(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
+    set_register(vcpu, VIRTUAL_COUNTER.number(), value)
 }
 
 /// Sets a register unless it has the value: the kernel refuses to set constants such as

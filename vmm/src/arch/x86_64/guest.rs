@@ -95,6 +95,14 @@ pub fn restore_counter(_vcpus: &[VcpuFd], _state: &MachineState) -> Result<(), K
 pub fn restore_interrupts(
     _vcpus: &[VcpuFd],
     _controller: &InterruptController,
+pub fn counter(_vcpu: &VcpuFd) -> Result<u64, KvmError> {
+    Err(unsupported_error())
+}
+
+pub fn set_counter(_vcpu: &VcpuFd, _value: u64) -> Result<(), KvmError> {
+    Err(unsupported_error())
+}
+
     _state: &MachineState,
 ) -> Result<(), KvmError> {
     Err(unsupported_error())
