@@ -50,6 +50,11 @@ pub struct RamOptions {
 /// Minimum amount of memory for each populating thread.
 const MIN_POPULATE_PER_THREAD: Bytes = Bytes::mib(64);
 
+/// Reports whether this host has a NUMA node.
+pub fn has_node(node: u32) -> bool {
+    Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
+}
+
 impl GuestRam {
     /// Maps `size` bytes of guest memory at guest address `start` according to `plan`.
     ///
@@ -77,7 +82,7 @@ impl GuestRam {
         let block = options.alignment.map_or(page, |align| align.max(page));
         let mapping = Mapping::new(plan, size, start, block, None)?;
         if let Some(node) = options.node {
-            if !Path::new(&format!("/sys/devices/system/node/node{node}")).exists() {
+            if !has_node(node) {
                 return Err(MemoryError::Unavailable(format!(
                     "this host has no NUMA node {node}: /sys/devices/system/node lists its nodes"
                 )));

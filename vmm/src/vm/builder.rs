@@ -37,7 +37,9 @@ use crate::{
         self, dirty_ring::DirtyRings, memslot::Memslot, read_only_page::ReadOnlyPage,
         stats::Statistics,
     },
-    memory::{BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions, on_demand::OnDemand},
+    memory::{
+        self, BackingPlan, GuestMemory, GuestRam, HostPages, RamOptions, on_demand::OnDemand,
+    },
     scoped_thread::ScopedThread,
 };
 
@@ -78,17 +80,15 @@ pub struct Vm {
     pub memory: GuestMemory,
     /// Devices wait for [`Self::resume`] and keep the state of a snapshot.
     pub has_suspended_devices: Cell<bool>,
-    /// Limits threads of devices by seccomp.
-    pub confines_threads: bool,
     /// The guest's counter while it is paused, from which it goes on. Otherwise the guest would take a pause
     /// for a CPU that hangs.
     paused_counter: Cell<Option<u64>>,
+    /// Limits threads of devices by seccomp.
+    pub confines_threads: bool,
     pub statistics: Statistics,
 }
 
 impl Vm {
-    /// Continues suspended devices, and then the vCPUs.
-    ///
     /// Pauses the vCPUs and the guest's counter.
     ///
     /// # Errors
@@ -103,18 +103,18 @@ impl Vm {
         Ok(())
     }
 
+    /// Continues suspended devices, and then the vCPUs.
+    ///
     /// # Errors
     /// A device's thread cannot be confined, or the counter cannot be set: the vCPUs stay paused.
     pub fn resume(&self) -> Result<(), VmError> {
         self.resume_devices()?;
-        self.vcpus.request(RunState::Running);
-        Ok(())
         self.rewind_counter()?;
         self.paused_counter.set(None);
+        self.vcpus.request(RunState::Running);
+        Ok(())
     }
 
-    /// Continues suspended devices.
-    ///
     /// Sets the guest's counter to its value at the pause, if the VM is paused.
     ///
     /// # Errors
@@ -124,6 +124,8 @@ impl Vm {
         first.map_or(Ok(()), |(vcpu, counter)| Ok(guest::set_counter(&vcpu, counter)?))
     }
 
+    /// Continues suspended devices.
+    ///
     /// # Errors
     /// As for [`Self::resume`].
     pub fn resume_devices(&self) -> Result<(), VmError> {
@@ -149,15 +151,27 @@ pub fn build(
     let generation = generation::new_page(&start)?;
     let interrupts = interrupt_count(&config.devices, generation.is_some())?;
     let zones = config.memory.iter();
-    let zones = zones.map(|zone| MemoryZone { prefault: zone.prefault && prefaults, ..*zone });
+    let is_restored = matches!(start, Start::Restore(..));
+    let zones = zones.map(|zone| MemoryZone {
+        prefault: zone.prefault && prefaults,
+        node: zone.node.filter(|node| !is_restored || has_node(*node)),
+        ..*zone
+    });
     let memory = allocate_memory(&zones.collect::<Vec<_>>(), start.mapped_image())
         .map_err(failed("guest memory cannot be allocated"))?;
     let start = start.with_memory(&memory)?;
     let snapshot = start.snapshot();
 
     let ipa_bits = start.ipa_bits().or(config.ipa_bits);
-    let (vm, ipa_bits) =
-        guest::create_vm(&files.kvm, memory.regions(), ipa_bits, config.eager_split)?;
+    let (vm, ipa_bits) = guest::create_vm(&files.kvm, memory.regions(), ipa_bits)?;
+    if let Some(Err(error)) = config.eager_split.map(|chunk| guest::enable_eager_split(&vm, chunk))
+    {
+        // A restored guest is the same without it.
+        match is_restored {
+            true => log::warn!("the VM of the snapshot goes on without an option: {error}"),
+            false => return Err(error.into()),
+        }
+    }
     kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)?;
     let rings = config.dirty_log.enable_rings(&vm)?;
     let slots = (0..)
@@ -186,9 +200,11 @@ pub fn build(
         .map(|mode| stage2_prefault::start(mode, &vm, &vcpus, &memory))
         .transpose()?
         .flatten();
+    let mut paused_counter = None;
     if let Some(snapshot) = snapshot {
         guest::restore_counter(&vcpus.fds, &snapshot.state.machine)
             .map_err(failed(snapshot.name.as_str()))?;
+        paused_counter = vcpus.fds.first().map(guest::counter).transpose()?;
     }
 
     let mut statistics = Statistics::default();
@@ -199,12 +215,10 @@ pub fn build(
     let context = VcpuContext {
         control: RunControl::new(vcpus.fds.len()),
         bus: Arc::clone(&bus),
-    let mut paused_counter = None;
         rings: rings.clone(),
         serial_registers,
         console_output: connections.console_output,
         exits: Arc::default(),
-        paused_counter = vcpus.fds.first().map(guest::counter).transpose()?;
         guest_exit: connections.guest_exit,
     };
     let controller = vcpus.controller;
@@ -225,9 +239,21 @@ pub fn build(
         on_demand,
         memory,
         has_suspended_devices: Cell::new(snapshot.is_some()),
+        paused_counter: Cell::new(paused_counter),
         confines_threads: connections.confines_vcpus,
         statistics,
     })
+}
+
+/// Reports whether the host has the NUMA node of a zone; a restored VM goes on without it.
+fn has_node(node: u32) -> bool {
+    let exists = memory::has_node(node);
+    if !exists {
+        log::warn!(
+            "the VM of the snapshot goes on without node={node}: this host has no such node"
+        );
+    }
+    exists
 }
 
 /// Places the memory zones in the guest-physical address space and allocates them, or maps them
@@ -239,7 +265,6 @@ pub(super) fn allocate_memory(
     let host = HostPages::of_this_host()?;
     let name = |index: usize, zone: &MemoryZone| {
         format!("--memory {}: {} of {}", index + 1, zone.size, zone.backing)
-        paused_counter: Cell::new(paused_counter),
     };
     let overflow = || {
         let text = "guest memory ends above the 64-bit address space: request less --memory";

@@ -3,7 +3,7 @@
 
 use std::{fs::File, io::Cursor, sync::Arc};
 
-use granule_types::units::{Bytes, GuestAddress};
+use granule_types::units::GuestAddress;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use linux_loader::loader::{KernelLoader as _, load_dtb, pe::PE};
 use vm_memory::{Bytes as _, GuestMemoryMmap};
@@ -18,6 +18,7 @@ pub use super::{
     boot::{BootError, BootLayout, image::Image, parse_command_line},
     gic::InterruptController,
     save::{counter, set_counter},
+    vm::enable_eager_split,
 };
 use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam, random::random_bytes};
 
@@ -38,14 +39,12 @@ pub const fn check_supported() -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Creates a VM with `KVM_EXIT_ARM_NISV` exits and, if requested, eager page splitting. Returns the
-/// VM and its IPA width: `requested`, or the smallest width that covers `memory` and allows blocks
+/// Creates a VM with `KVM_EXIT_ARM_NISV` exits. Returns the VM and its IPA width: `requested`, or the smallest width that covers `memory` and allows blocks
 /// of its page sizes, up to the host's limit.
 pub fn create_vm(
     kvm: &Kvm,
     memory: &[Arc<GuestRam>],
     requested: Option<u8>,
-    eager_split: Option<Bytes>,
 ) -> Result<(VmFd, u8), KvmError> {
     let limit = vm::max_ipa_width(kvm.get_host_ipa_limit());
     let end = memory.last().map_or(0, |ram| ram.start().0 + ram.size().0);
@@ -60,9 +59,6 @@ pub fn create_vm(
         ipa_width = ipa_width.max(for_blocks.unwrap_or(0).min(limit));
     }
     let fd = vm::create_vm(kvm, ipa_width)?;
-    if let Some(chunk) = eager_split {
-        vm::enable_eager_split(&fd, chunk)?;
-    }
     vcpu::enable_nisv_exits(&fd);
     Ok((fd, ipa_width))
 }
@@ -214,6 +210,7 @@ mod tests {
     use std::io::Write as _;
 
     use flate2::{Compression, write::GzEncoder};
+    use granule_types::units::Bytes;
 
     use super::*;
 

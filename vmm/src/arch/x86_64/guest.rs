@@ -49,8 +49,11 @@ pub fn create_vm(
     _kvm: &Kvm,
     _memory: &[Arc<GuestRam>],
     _requested: Option<u8>,
-    _eager_split: Option<Bytes>,
 ) -> Result<(VmFd, u8), KvmError> {
+    Err(unsupported_error())
+}
+
+pub fn enable_eager_split(_vm: &VmFd, _chunk: Bytes) -> Result<(), KvmError> {
     Err(unsupported_error())
 }
 
@@ -92,9 +95,6 @@ pub fn restore_counter(_vcpus: &[VcpuFd], _state: &MachineState) -> Result<(), K
     Err(unsupported_error())
 }
 
-pub fn restore_interrupts(
-    _vcpus: &[VcpuFd],
-    _controller: &InterruptController,
 pub fn counter(_vcpu: &VcpuFd) -> Result<u64, KvmError> {
     Err(unsupported_error())
 }
@@ -103,6 +103,9 @@ pub fn set_counter(_vcpu: &VcpuFd, _value: u64) -> Result<(), KvmError> {
     Err(unsupported_error())
 }
 
+pub fn restore_interrupts(
+    _vcpus: &[VcpuFd],
+    _controller: &InterruptController,
     _state: &MachineState,
 ) -> Result<(), KvmError> {
     Err(unsupported_error())
