@@ -77,14 +77,10 @@ impl<'a> Changes<'a> {
                     parts.push(Part { offset, address, length, exists });
                 }
             };
-            for changed in pages.parts(ram.plan().base_page_size().0, ram.size().0) {
-                let mut at = changed.start;
-                for data in ram.data_ranges(page_map, changed.clone())? {
-                    add(at..data.start, false);
-                    at = data.end;
-                    add(data, true);
-                }
-                add(at..changed.end, false);
+            let changed = pages.parts(ram.plan().base_page_size().0, ram.size().0);
+            for changed in windows(&changed) {
+                let span = changed[0].start..changed[changed.len() - 1].end;
+                split_at_data(changed, &ram.data_ranges(page_map, span)?, &mut add);
             }
         }
         Ok(Self { memory, parts })
@@ -128,6 +124,39 @@ impl<'a> Changes<'a> {
         }
         output.file.flush()?;
         Ok(ChangesData { bytes: Bytes(output.bytes), crc: output.crc.sum() })
+    }
+}
+
+/// Divides parts into groups, each with the parts that start within a window. The pages of a group are
+/// looked up at once.
+fn windows(mut parts: &[Range<u64>]) -> impl Iterator<Item = &[Range<u64>]> {
+    const WINDOW: u64 = 32 << 20;
+    std::iter::from_fn(move || {
+        let end = parts.first()?.start + WINDOW;
+        let (window, others) = parts.split_at(parts.partition_point(|part| part.start < end));
+        parts = others;
+        Some(window)
+    })
+}
+
+/// Calls `add` with each piece of the parts, and with whether it has data.
+fn split_at_data(parts: &[Range<u64>], data: &[Range<u64>], mut add: impl FnMut(Range<u64>, bool)) {
+    let mut data = data.iter().peekable();
+    for part in parts {
+        let mut at = part.start;
+        while let Some(found) = data.peek().filter(|found| found.start < part.end) {
+            let (start, end) = (found.start.max(at), found.end.min(part.end));
+            if start < end {
+                add(at..start, false);
+                add(start..end, true);
+                at = end;
+            }
+            if found.end > part.end {
+                break;
+            }
+            data.next();
+        }
+        add(at..part.end, false);
     }
 }
 
@@ -336,6 +365,42 @@ mod tests {
         assert_eq!(data.bytes, Bytes(80 + 3 * page));
         assert_eq!(changes.existing_bytes(), Bytes(4 * page));
         assert_eq!(resident(&memory), before);
+    }
+
+    #[test]
+    fn parts_are_split_where_data_begins_and_ends() {
+        let mut found = Vec::new();
+        let data = [0..2, 3..6, 8..12, 14..15];
+
+        split_at_data(&[1..4, 5..7, 9..11, 11..16], &data, |piece, has_data| {
+            if !piece.is_empty() {
+                found.push((piece, has_data));
+            }
+        });
+
+        let expected = [
+            (1..2, true),
+            (2..3, false),
+            (3..4, true),
+            (5..6, true),
+            (6..7, false),
+            (9..11, true),
+            (11..12, true),
+            (12..14, false),
+            (14..15, true),
+            (15..16, false),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn parts_far_from_each_other_are_in_different_windows() {
+        let parts = [0..1, 5..9, 40 << 20..90 << 20, 91 << 20..92 << 20];
+
+        let lengths: Vec<_> = windows(&parts).map(<[_]>::len).collect();
+
+        assert_eq!(lengths, [2, 1, 1]);
+        assert_eq!(windows(&[]).count(), 0);
     }
 
     #[test]

@@ -306,7 +306,8 @@ impl Mapping {
         /// Base pages that are asked for at once.
         const PAGES: usize = 1 << 16;
         let base = to_usize_saturating(self.plan.base_page_size().0);
-        let mut found = vec![0_u8; PAGES];
+        let mut found =
+            vec![0_u8; to_usize_saturating(range.end - range.start).div_ceil(base).min(PAGES)];
         let mut parts = Vec::new();
         for start in range.clone().step_by(PAGES * base) {
             let length = to_usize_saturating(range.end - start).min(PAGES * base);

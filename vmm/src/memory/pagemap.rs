@@ -95,9 +95,11 @@ impl PageMap {
         pages: Range<u64>,
         mut use_words: impl FnMut(u64, &[u64]),
     ) -> Result<(), MemoryError> {
-        let mut buffer = vec![0; WORDS * WORD];
+        let count_from =
+            |word: u64| usize::try_from(pages.end.saturating_sub(word)).unwrap_or(WORDS).min(WORDS);
+        let mut buffer = vec![0; count_from(pages.start) * WORD];
         for word in pages.clone().step_by(WORDS) {
-            let count = usize::try_from(pages.end - word).unwrap_or(WORDS).min(WORDS);
+            let count = count_from(word);
             let bytes = &mut buffer[..count * WORD];
             self.0.read_exact_at(bytes, word * WORD as u64).map_err(unreadable)?;
             let (words, _) = bytes.as_chunks();
