@@ -215,23 +215,28 @@ impl GuestRam {
     }
 
     /// Collapses small pages into huge pages where the kernel can, for example after a partial
-    /// discard of a huge page. Returns the resident bytes by page size.
-    pub fn collapse(&self) -> Result<ResidentPages, MemoryError> {
+    /// discard of a huge page, until `may_continue` returns false. Returns the resident bytes by page
+    /// size.
+    pub fn collapse(&self, may_continue: &dyn Fn() -> bool) -> Result<ResidentPages, MemoryError> {
         if self.plan().page_type() != PageType::Transparent {
             return Err(MemoryError::Invalid(format!(
                 "{} has no transparent huge pages: only anonymous_thp can be collapsed",
                 self.plan().backing()
             )));
         }
-        self.mapping.collapse()?;
+        self.mapping.collapse(may_continue)?;
         self.resident_pages()
     }
 
-    /// Collapses memory with transparent huge pages of a block.
-    pub(super) fn collapse_if_transparent(&self) -> Result<(), MemoryError> {
+    /// Collapses memory with transparent huge pages of a block. Returns whether the host had the memory
+    /// for all of them.
+    pub(super) fn collapse_if_transparent(
+        &self,
+        may_continue: &dyn Fn() -> bool,
+    ) -> Result<bool, MemoryError> {
         match self.plan().page_type() {
-            PageType::Transparent => self.mapping.collapse(),
-            _ => Ok(()),
+            PageType::Transparent => self.mapping.collapse(may_continue),
+            _ => Ok(true),
         }
     }
 

@@ -15,11 +15,14 @@ use granule_types::units::{Bytes, GuestAddress, HostVirtAddr};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
 use super::{
-    BackingPlan, MemoryError, image::file_data, pagemap::PageMap, parts, threads::in_threads,
+    BackingPlan, MemoryError, block_size, image::file_data, pagemap::PageMap, parts,
+    threads::in_threads,
 };
 
 /// `madvise` advice of Linux 6.1 and later, which some C libraries do not define.
 const MADV_COLLAPSE: i32 = 25;
+/// Bytes that are collapsed by one call, unless a huge page is larger.
+const COLLAPSED_AT_ONCE: usize = 64 << 20;
 
 /// A mapping of guest memory.
 #[derive(Debug)]
@@ -231,26 +234,38 @@ impl Mapping {
         }
     }
 
-    /// Collapses resident pages into huge pages as far as the kernel can.
-    pub fn collapse(&self) -> Result<(), MemoryError> {
+    /// Collapses resident pages into huge pages as far as the kernel can, until `may_continue` returns
+    /// false. Returns whether the host had the memory for all of them.
+    ///
+    /// The kernel ends a call when it finds no huge page, and for no signal, so each call has a part.
+    pub fn collapse(&self, may_continue: &dyn Fn() -> bool) -> Result<bool, MemoryError> {
         if self.madvise(0, 0, MADV_COLLAPSE).is_err() {
             return Err(MemoryError::CollapseUnsupported);
         }
-        match self.madvise(0, self.len, MADV_COLLAPSE) {
-            // Some pages are absent, pinned or in use, or no huge page is free; the caller reads
-            // the result.
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EINVAL | libc::EAGAIN | libc::EBUSY | libc::ENOMEM)
-                ) =>
+        let block = to_usize_saturating(block_size(self.plan.base_page_size()).0);
+        let part = block.max(COLLAPSED_AT_ONCE);
+        let (mut offset, mut had_memory) = (0, true);
+        while offset < self.len && may_continue() {
+            // Parts end at blocks of the address space.
+            let length = (part - (self.memory.addr() + offset) % part).min(self.len - offset);
+            match self
+                .madvise(offset, length, MADV_COLLAPSE)
+                .map_err(|error| (error.raw_os_error(), error))
             {
-                Ok(())
+                Ok(()) => {}
+                // No huge page is free, or the memory cgroup has no room for one.
+                Err((Some(libc::ENOMEM | libc::EBUSY), _)) => had_memory = false,
+                // Some pages are absent, pinned or in use.
+                Err((Some(libc::EINVAL | libc::EAGAIN), _)) => {}
+                Err((_, error)) => {
+                    return Err(
+                        self.error("collapsing pages into huge ones (MADV_COLLAPSE)", error)
+                    );
+                }
             }
-            result => result.map_err(|error| {
-                self.error("collapsing pages into huge ones (MADV_COLLAPSE)", error)
-            }),
+            offset += length;
         }
+        Ok(had_memory)
     }
 
     /// Drops the contents of the whole mapping.

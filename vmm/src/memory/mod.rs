@@ -195,7 +195,7 @@ mod tests {
         // MADV_COLLAPSE refuses memory without huge pages.
         advise(&memory, ram.size(), Advice::LinuxHugepage);
         let whole = BTreeMap::from([(huge.0, 2 * huge.0)]);
-        match ram.collapse() {
+        match ram.collapse(&|| true) {
             Err(error @ MemoryError::CollapseUnsupported) => skip(error),
             collapsed => assert_eq!(collapsed.unwrap().resident_bytes, whole),
         }
@@ -232,7 +232,7 @@ mod tests {
     fn other_backings_cannot_be_collapsed() {
         let ram = ram("anonymous", 4, true).unwrap();
 
-        let error = ram.collapse().unwrap_err();
+        let error = ram.collapse(&|| true).unwrap_err();
 
         assert!(error.to_string().contains("anonymous_thp"), "{error}");
     }

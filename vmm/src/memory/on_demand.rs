@@ -232,20 +232,23 @@ impl Source {
                 }
             }
         }
-        self.end_faults().map(Some)
+        self.end_faults(&|| !is_stopped()).map(Some)
     }
 
     /// Makes missing pages zero, and then collapses transparent huge pages, whose other pages would be
     /// hidden. All data must be there.
-    fn end_faults(&self) -> io::Result<()> {
+    fn end_faults(&self, may_continue: &dyn Fn() -> bool) -> io::Result<()> {
         for ram in self.memory.regions() {
             self.faults.unregister(&ram.host_range())?;
-            if let Err(error) = ram.collapse_if_transparent() {
-                log::warn!(
-                    "the restored memory stays in small pages, as the kernel (before Linux 6.1) or the \
-                     host's free memory does not allow to collapse them: {}",
-                    error_text(&error)
-                );
+            match ram.collapse_if_transparent(may_continue) {
+                Ok(true) => {}
+                Ok(false) => log::warn!(
+                    "some of the restored memory stays in small pages, as the host has no memory for \
+                     huge ones: POST /v1/memory/collapse repeats the collapse"
+                ),
+                Err(error) => {
+                    log::warn!("the restored memory stays in small pages: {}", error_text(&error))
+                }
             }
         }
         Ok(())

@@ -16,6 +16,7 @@ use super::{
     metrics,
     outcome::VmError,
     save::{self, ChangeLogs, SavedSizes},
+    signals,
     snapshot::SnapshotDirectory,
     stats::{Snapshot, StatsReader},
     vcpu::RunState,
@@ -207,7 +208,8 @@ impl<'a> VmController<'a> {
     /// Collapses the memory of each zone and reports the results.
     fn collapse(&self) -> Response {
         let zones = self.vm.memory.regions().iter();
-        let zones = zones.map(|ram| match ram.collapse() {
+        let may_continue = || signals::none_is_pending().is_ok();
+        let zones = zones.map(|ram| match ram.collapse(&may_continue) {
             Ok(obtained) => json!({ "start": ram.start().0, "resident": obtained.resident_bytes }),
             Err(error) => json!({ "start": ram.start().0, "error": error_text(&error) }),
         });

@@ -30,7 +30,7 @@ impl Source {
     /// Ends the faults before the filler fills the part at an offset, if this process has to do so.
     pub(super) fn end_faults_early(&self, offset: u64) -> io::Result<()> {
         let end = std::env::var(EARLY_END_VARIABLE).ok().and_then(|end| end.parse::<u64>().ok());
-        if end.is_some_and(|end| end <= offset) { self.end_faults() } else { Ok(()) }
+        if end.is_some_and(|end| end <= offset) { self.end_faults(&|| true) } else { Ok(()) }
     }
 }
 

@@ -169,7 +169,7 @@ fn allocate_guest_memory() {
     let memory = allocate_memory(&[zone("anonymous_thp", None), zone("shmem", None)], None);
     for ram in memory.unwrap().regions() {
         assert!(!ram.resident_pages().unwrap().resident_bytes.is_empty());
-        let _ = ram.collapse();
+        let _ = ram.collapse(&|| true);
     }
 }
 
