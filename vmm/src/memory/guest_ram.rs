@@ -20,7 +20,7 @@ use granule_types::{
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap, bitmap::AtomicBitmap, mmap::MmapRegionBuilder};
 
 use super::{
-    BackingPlan, HostPages, MemoryError, PageMap, PageType, Residency, block_size,
+    BackingPlan, HostPages, MemoryError, PageMap, PageType, Residency, Smaps, block_size,
     mapping::Mapping, pagemap,
 };
 
@@ -191,18 +191,26 @@ impl GuestRam {
 
     /// Checks that all resident pages have the requested type. Returns their bytes by page size.
     pub fn checked_resident_pages(&self) -> Result<ResidentPages, MemoryError> {
-        let residency = self.residency()?;
+        let residency = self.residency(&Smaps::read()?)?;
         self.plan().check_residency(&residency)?;
         Ok(self.sum_by_page_size(&residency))
     }
 
     /// Returns the resident bytes by page size, without checking the pages.
     pub fn resident_pages(&self) -> Result<ResidentPages, MemoryError> {
-        Ok(self.sum_by_page_size(&self.residency()?))
+        self.resident_pages_in(&Smaps::read()?)
     }
 
-    fn residency(&self) -> Result<Residency, MemoryError> {
-        let residency = Residency::of_range(self.host_range())?;
+    /// Returns the resident bytes by page size in mappings that were read.
+    ///
+    /// # Errors
+    /// As for [`Self::resident_pages`].
+    pub fn resident_pages_in(&self, smaps: &Smaps) -> Result<ResidentPages, MemoryError> {
+        Ok(self.sum_by_page_size(&self.residency(smaps)?))
+    }
+
+    fn residency(&self, smaps: &Smaps) -> Result<Residency, MemoryError> {
+        let residency = smaps.residency(self.host_range())?;
         let PageType::SmallTransparent(size) = self.plan().page_type() else {
             return Ok(residency);
         };

@@ -36,7 +36,7 @@ pub use host_pages::{HostPages, HugetlbPool};
 pub use page_set::PageSet;
 pub use pagemap::PageMap;
 pub use plan::BackingPlan;
-pub use residency::{Residency, kib_field};
+pub use residency::{Residency, Smaps, kib_field};
 
 use host_pages::block_size;
 use std::{io, path::PathBuf};

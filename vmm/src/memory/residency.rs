@@ -30,6 +30,37 @@ pub struct Residency {
     pub hugetlb: Bytes,
 }
 
+/// Mappings of this process with their resident pages. To read them, the kernel visits all page tables.
+#[derive(Debug)]
+pub struct Smaps(String);
+
+impl Smaps {
+    /// Reads the mappings.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn read() -> Result<Self, MemoryError> {
+        let path = PathBuf::from("/proc/self/smaps");
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Self(text)),
+            Err(source) => Err(MemoryError::Read { path, source }),
+        }
+    }
+
+    /// Returns the resident pages of `range`, which consists of whole mappings.
+    ///
+    /// # Errors
+    /// The mappings are not those of the range.
+    pub fn residency(&self, range: Range<HostVirtAddr>) -> Result<Residency, MemoryError> {
+        Residency::parse(&self.0, range)
+    }
+
+    /// Returns the resident bytes outside of `ranges`, without hugetlb.
+    pub fn outside_of(&self, ranges: &[Range<HostVirtAddr>]) -> Bytes {
+        Residency::parse_outside(&self.0, ranges)
+    }
+}
+
 impl Residency {
     /// Returns the bytes in resident pages of all types.
     pub fn total(&self) -> Bytes {
@@ -37,26 +68,10 @@ impl Residency {
         Bytes(self.base_pages.0 + small_thp.0 + self.thp.0 + self.hugetlb.0)
     }
 
-    /// Reads the resident pages of `range`, which consists of whole mappings of this process.
-    pub fn of_range(range: Range<HostVirtAddr>) -> Result<Self, MemoryError> {
-        let path = PathBuf::from("/proc/self/smaps");
-        match fs::read_to_string(&path) {
-            Ok(text) => Self::parse(&text, range),
-            Err(source) => Err(MemoryError::Read { path, source }),
-        }
-    }
-
     /// Distinguishes base pages from transparent huge pages of a size, of which these are bytes.
     pub fn with_small_thp(self, small_thp: Bytes) -> Self {
         let base_pages = Bytes(self.base_pages.0.saturating_sub(small_thp.0));
         Self { base_pages, small_thp: Some(small_thp), ..self }
-    }
-
-    /// Returns the resident bytes of this process outside of `ranges`, without hugetlb, or `None`
-    /// if the kernel does not report them.
-    pub fn outside_of(ranges: &[Range<HostVirtAddr>]) -> Option<Bytes> {
-        let text = fs::read_to_string("/proc/self/smaps").ok()?;
-        Some(Self::parse_outside(&text, ranges))
     }
 
     fn parse_outside(text: &str, ranges: &[Range<HostVirtAddr>]) -> Bytes {

@@ -22,7 +22,7 @@ use crate::{
         stats::{StatisticKind, Statistics},
         tracepoints::PerfCounters,
     },
-    memory::{GuestRam, MemoryError, Residency},
+    memory::{GuestRam, MemoryError, Smaps},
     stalls::StallHistogram,
 };
 
@@ -109,9 +109,10 @@ impl StatsReader {
         if let Some(faults) = &self.fault_stalls {
             faults.add_to(&mut stalls);
         }
+        let smaps = Smaps::read()?;
         let zones = self.zones.iter();
         let resident = zones
-            .map(|ram| Ok(ram.resident_pages()?.resident_bytes))
+            .map(|ram| Ok(ram.resident_pages_in(&smaps)?.resident_bytes))
             .collect::<Result<Vec<_>, MemoryError>>()?;
         let ranges: Vec<_> = self.zones.iter().map(|ram| ram.host_range()).collect();
         Ok(Snapshot {
@@ -125,7 +126,7 @@ impl StatsReader {
             stage2_tables: refreshed_stage2_table_bytes()
                 .zip(self.table_bytes_before)
                 .map(|(after, before)| after.saturating_sub(before)),
-            overhead: Residency::outside_of(&ranges).map(|bytes| bytes.0),
+            overhead: Some(smaps.outside_of(&ranges).0),
         })
     }
 }
