@@ -55,6 +55,8 @@ struct HarvestState {
     rings: Vec<VcpuRing>,
     /// Harvested pages that [`DirtyRings::take_bitmap`] has not returned, one bit each, by memslot.
     bitmaps: BTreeMap<u32, Vec<u64>>,
+    /// Harvested entries that the kernel has not reset.
+    unreset: usize,
 }
 
 /// Writes of the kernel outside a vCPU context, which use no ring.
@@ -144,8 +146,7 @@ impl DirtyRings {
     }
 
     fn harvest_locked(&self, state: &mut HarvestState) -> Result<(), KvmError> {
-        let HarvestState { rings, bitmaps } = state;
-        let mut harvested = 0;
+        let HarvestState { rings, bitmaps, unreset } = state;
         for ring in rings {
             let before = ring.next_entry;
             while let Some((slot, page)) = ring.pop() {
@@ -155,18 +156,28 @@ impl DirtyRings {
                     bitmap.resize(word + 1, 0);
                 }
                 bitmap[word] |= 1 << (page % 64);
-                harvested += 1;
+                *unreset += 1;
             }
             if ring.next_entry - before >= ring.capacity() {
                 return Err(KvmError::DirtyRingOverrun { entries: ring.capacity() });
             }
         }
-        if harvested == 0 {
-            return Ok(());
-        }
-        reset_dirty_rings(self.vm.as_fd())
+        reset_all(unreset, || reset_dirty_rings(self.vm.as_fd()))
             .map_err(|error| KvmError::call("KVM_RESET_DIRTY_RINGS", error))
     }
+}
+
+/// Resets harvested entries until none is left. A signal ends a call after some of them (since Linux 6.17).
+fn reset_all<E>(unreset: &mut usize, reset: impl Fn() -> Result<usize, E>) -> Result<(), E> {
+    /// Calls in a row that reset nothing: each has handled a signal.
+    const MAX_IDLE_CALLS: usize = 1000;
+    let mut idle_calls = 0;
+    while *unreset > 0 && idle_calls < MAX_IDLE_CALLS {
+        let done = reset()?;
+        *unreset = unreset.saturating_sub(done);
+        idle_calls = if done == 0 { idle_calls + 1 } else { 0 };
+    }
+    Ok(())
 }
 
 impl VcpuRing {
@@ -203,6 +214,19 @@ mod tests {
     use std::mem::ManuallyDrop;
 
     use super::*;
+
+    #[test]
+    fn a_reset_that_a_signal_ends_is_continued() {
+        let results = std::cell::RefCell::new(vec![3_usize, 0, 2]);
+        let (mut unreset, mut unresettable) = (5, 1);
+
+        reset_all(&mut unreset, || Ok::<_, ()>(results.borrow_mut().pop().unwrap())).unwrap();
+        reset_all(&mut unresettable, || Ok::<_, ()>(0)).unwrap();
+
+        assert_eq!((unreset, unresettable), (0, 1));
+        assert!(results.borrow().is_empty());
+        assert_eq!(reset_all(&mut unresettable, || Err("refused")), Err("refused"));
+    }
 
     #[test]
     fn pop_harvests_each_entry_once_and_wraps() {

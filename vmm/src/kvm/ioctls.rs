@@ -28,13 +28,11 @@ ioctl_iowr_nr!(KVM_GET_REG_LIST, KVMIO, 0xb0, kvm_bindings::kvm_reg_list);
 ioctl_iowr_nr!(KVM_PRE_FAULT_MEMORY, KVMIO, 0xd5, kvm_pre_fault_memory);
 
 /// Write-protects all pages harvested from the dirty rings and returns their entries to the kernel
-/// (`KVM_RESET_DIRTY_RINGS`).
-pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
+/// (`KVM_RESET_DIRTY_RINGS`), until a signal is pending. Returns the number of entries.
+pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<usize> {
     // SAFETY: the call takes no argument.
-    match unsafe { ioctl(&vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS()) } {
-        0.. => Ok(()),
-        _ => Err(errno::Error::last()),
-    }
+    let result = unsafe { ioctl(&vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS()) };
+    usize::try_from(result).map_err(|_| errno::Error::last())
 }
 
 /// Populates stage 2 for a range of guest memory through a vCPU (`KVM_PRE_FAULT_MEMORY`), which must
