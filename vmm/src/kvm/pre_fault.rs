@@ -146,9 +146,10 @@ fn for_each_in_parallel<W: Copy + Send, T: Copy + Sync, E: Send>(
         let threads: Vec<_> = others
             .iter()
             .take(useful)
-            .map(|worker| {
+            .map_while(|worker| {
                 let (worker, take_items) = (*worker, &take_items);
-                scope.spawn(move || take_items(worker))
+                // Without a thread of the host, the others take its items.
+                thread::Builder::new().spawn_scoped(scope, move || take_items(worker)).ok()
             })
             .collect();
         let result = take_items(*first);

@@ -3,12 +3,12 @@
 
 use std::{io, thread};
 
-/// Calls `work` with each item in a thread, with the first one in this thread. Returns the results in the
-/// order of the items.
+/// Calls `work` with each item in a thread, with the first one in this thread, as with those for which the
+/// host starts no thread. Returns the results in the order of the items.
 ///
 /// # Errors
 /// The first error of `work`, when all threads have ended.
-pub(super) fn in_threads<T: Send, R: Send>(
+pub(super) fn in_threads<T: Clone + Send, R: Send>(
     items: impl IntoIterator<Item = T>,
     work: impl Fn(T) -> io::Result<R> + Sync,
 ) -> io::Result<Vec<R>> {
@@ -16,11 +16,18 @@ pub(super) fn in_threads<T: Send, R: Send>(
     thread::scope(|scope| {
         let mut items = items.into_iter();
         let first = items.next();
-        let threads: Vec<_> = items.map(|item| scope.spawn(move || work(item))).collect();
+        let start = |item: T| {
+            let of_thread = item.clone();
+            thread::Builder::new().spawn_scoped(scope, move || work(of_thread)).map_err(|_| item)
+        };
+        let started: Vec<_> = items.map(start).collect();
         let mut results: Vec<_> = first.map(work).into_iter().collect();
-        for thread in threads {
+        for started in started {
             let panicked = |_| Err(io::Error::other("a thread panicked"));
-            results.push(thread.join().unwrap_or_else(panicked));
+            results.push(match started {
+                Ok(thread) => thread.join().unwrap_or_else(panicked),
+                Err(item) => work(item),
+            });
         }
         results.into_iter().collect()
     })
