@@ -284,8 +284,13 @@ impl<'a> VmController<'a> {
         let Some(balloon) = &self.vm.balloon else {
             return error_response(409, "the VM has no balloon: start it with --balloon on");
         };
-        balloon.set_target(size);
-        let sizes = json!({ "wanted_bytes": size.0, "actual_bytes": balloon.actual_size().0 });
+        let memory = Bytes(self.vm.memory.regions().iter().map(|ram| ram.size().0).sum());
+        if size > memory {
+            let text = format!("a balloon of {size} exceeds the guest's memory, {memory}");
+            return error_response(400, &text);
+        }
+        let wanted = balloon.set_target(size);
+        let sizes = json!({ "wanted_bytes": wanted.0, "actual_bytes": balloon.actual_size().0 });
         (200, sizes.into())
     }
 

@@ -3,6 +3,7 @@
 //! each reset. A boot lasts from building the VM to the guest's exit.
 
 use std::{
+    cell::Cell,
     mem,
     path::Path,
     process,
@@ -10,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_types::{error_text, record::HostInfo};
+use granule_types::{error_text, record::HostInfo, units::Bytes};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -95,6 +96,7 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
         .map_err(failed("opening the console output failed"))?;
     let mut start_time = options.start_time;
     let mut boot_count = 1;
+    let balloon_target = Cell::default();
     let outcome = loop {
         let context = RunContext {
             config: &config,
@@ -106,6 +108,7 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
             output: &output,
             collects_statistics,
             starts_paused,
+            balloon_target: &balloon_target,
             boot_count,
         };
         let outcome =
@@ -222,6 +225,8 @@ struct RunContext<'a> {
     collects_statistics: bool,
     /// Leaves the VM paused until a request resumes it.
     starts_paused: bool,
+    /// Target of the balloon at the end of the last boot, which a guest's reset does not change.
+    balloon_target: &'a Cell<Bytes>,
     boot_count: u32,
 }
 
@@ -241,6 +246,9 @@ impl RunContext<'_> {
             self.collects_statistics.then(refreshed_stage2_table_bytes).flatten();
         let (sender, marks) = mpsc::sync_channel(MAX_MARKS);
         let (mut vm, console_input) = self.build(start_time, &wake, &sender)?;
+        if let Some(balloon) = vm.balloon.as_ref().filter(|_| self.boot_count > 1) {
+            balloon.set_target(self.balloon_target.get());
+        }
         let terminal = Terminal::enter_raw_mode()
             .map_err(failed("setting the terminal to raw mode failed"))?;
         let input = console_io::forward_stdin(
@@ -292,6 +300,7 @@ impl RunContext<'_> {
         };
         let outcome = event_loop.run(&mut controller);
         let outcome = outcome.map_err(failed("waiting for the guest failed"))?;
+        self.balloon_target.set(vm.balloon.as_ref().map_or(Bytes(0), |balloon| balloon.target()));
         let written = self.finish_stats(&mut controller, &outcome, start_time, stats_file);
         self.write_order(&vm);
         written?;

@@ -74,10 +74,16 @@ impl Balloon {
 
 impl BalloonHandle {
     /// Sets the target size, which the guest reaches later or not at all;
-    /// [`BalloonHandle::actual_size`] returns the size that it reports.
-    pub fn set_target(&self, bytes: Bytes) {
+    /// [`BalloonHandle::actual_size`] returns the size that it reports. Returns the target in whole pages.
+    pub fn set_target(&self, bytes: Bytes) -> Bytes {
         let pages = u32::try_from(bytes.0 / PAGE_SIZE).unwrap_or(u32::MAX);
         self.config.update(NUM_PAGES_OFFSET, &pages.to_le_bytes());
+        Bytes(u64::from(pages) * PAGE_SIZE)
+    }
+
+    /// Returns the target size.
+    pub fn target(&self) -> Bytes {
+        Bytes(u64::from(self.config.read_u32(NUM_PAGES_OFFSET as u64)) * PAGE_SIZE)
     }
 
     /// Returns the size of the balloon as the guest reports it.
@@ -198,11 +204,12 @@ mod tests {
     fn target_and_actual_size_are_in_the_configuration_space() {
         let (mut driver, handle) = start_driver(0);
 
-        handle.set_target(Bytes(10 * PAGE_SIZE));
+        let stored = handle.set_target(Bytes(10 * PAGE_SIZE + 5));
         let target = driver.read_register(0x100);
         driver.write_register(0x104, 9);
 
         assert_eq!((target, driver.read_register(0x60)), (10, 2));
         assert_eq!(handle.actual_size(), Bytes(9 * PAGE_SIZE));
+        assert_eq!((stored, handle.target()), (Bytes(10 * PAGE_SIZE), Bytes(10 * PAGE_SIZE)));
     }
 }
