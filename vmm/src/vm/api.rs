@@ -66,11 +66,16 @@ impl BoundSocket {
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 let refuse = |why| Err(io::Error::new(error.kind(), why));
-                if UnixStream::connect(path).is_ok() {
-                    return refuse("another VM listens on this socket: use another path");
-                }
                 if !fs::symlink_metadata(path)?.file_type().is_socket() {
                     return refuse("the file exists and is not a socket: use another path");
+                }
+                match UnixStream::connect(path) {
+                    // The socket of a run that was killed.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                    Err(error) => return Err(error),
+                    Ok(_) => {
+                        return refuse("another VM listens on this socket: use another path");
+                    }
                 }
                 fs::remove_file(path)?;
                 UnixListener::bind(path)?
