@@ -68,8 +68,9 @@ impl EventLoop<'_> {
             match self.signals.next_request() {
                 Some(SignalRequest::Terminate(signal)) => return Ok(VmOutcome::Stopped(signal)),
                 Some(SignalRequest::Continue) => {
-                    if let Some(terminal) = self.terminal {
-                        terminal.set_raw()?;
+                    // The terminal may be gone, which is no reason to end the guest.
+                    if let Some(Err(error)) = self.terminal.map(Terminal::set_raw) {
+                        log::warn!("the terminal is not in raw mode: {error}");
                     }
                 }
                 None => {}
