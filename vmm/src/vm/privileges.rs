@@ -187,6 +187,11 @@ fn find(
             }
         },
     };
+    if group == 0 {
+        return refuse(format_args!(
+            "--user {name} has root's group, which keeps access to its files: set another --group"
+        ));
+    }
     Ok(Some(Identity { user, group }))
 }
 
@@ -232,6 +237,8 @@ mod tests {
             (Some("vm"), Some("wheel"), "no such name in /etc/group"),
             (Some("root"), None, "keeps all privileges"),
             (Some("0"), Some("vm"), "keeps all privileges"),
+            (Some("4242"), Some("root"), "root's group"),
+            (Some("4242"), Some("0"), "root's group"),
             (None, Some("vm"), "needs --user"),
         ] {
             let error = find_in_test_files(user, group).unwrap_err();
