@@ -86,7 +86,7 @@ pub fn init_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
         attr: attr.into(),
         addr,
     };
-    let pointer = std::ptr::from_ref(&interrupt).addr() as u64;
+    let pointer = std::ptr::from_ref(&interrupt).expose_provenance() as u64;
     for attribute in
         [attribute(KVM_ARM_VCPU_PMU_V3_IRQ, pointer), attribute(KVM_ARM_VCPU_PMU_V3_INIT, 0)]
     {
