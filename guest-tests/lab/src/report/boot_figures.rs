@@ -13,7 +13,6 @@
 use std::collections::BTreeMap;
 
 use granule_types::{mark, units::Bytes};
-use serde::Deserialize;
 
 use crate::{
     host::guest_init,
@@ -23,87 +22,10 @@ use crate::{
         matrix::PlannedJob,
         outcome::{JobError, JobOutcome},
     },
-    report::{count_table::TLBI_BROADCAST, table_figures::span_counts},
+    report::{
+        boot_statistics::BootStatistics, count_table::TLBI_BROADCAST, table_figures::span_counts,
+    },
 };
-
-/// Statistics of `granule run --stats`; fields that the report does not use are ignored.
-#[derive(Debug, Deserialize)]
-pub struct BootStatistics {
-    #[serde(rename = "ended")]
-    outcome: String,
-    #[serde(default)]
-    marks: Vec<(u8, u64)>,
-    phases: Vec<BootPhaseStatistics>,
-}
-
-#[derive(Debug, Deserialize)]
-struct BootPhaseStatistics {
-    name: String,
-    ns: u64,
-    #[serde(default)]
-    faults: BTreeMap<String, u64>,
-    #[serde(default)]
-    stalls: BTreeMap<String, u64>,
-    #[serde(default, rename = "resident")]
-    resident_bytes: Vec<BTreeMap<u64, u64>>,
-    stage2_tables: Option<u64>,
-    overhead: Option<u64>,
-}
-
-impl BootStatistics {
-    /// Returns the number (`.count`) or the time (`.ns`) of stalls in faults, by the type and level of the
-    /// fault; empty if no stalls were measured.
-    fn fault_stalls(&self, suffix: &str) -> BTreeMap<&str, u64> {
-        let mut sums = BTreeMap::new();
-        for (name, count) in self.phases.iter().flat_map(|phase| &phase.stalls) {
-            // Names of other stalls have no level.
-            if let Some(name) = name.strip_suffix(suffix).filter(|name| name.contains('.')) {
-                *sums.entry(name).or_default() += count;
-            }
-        }
-        sums
-    }
-
-    /// Checks that each fault that the host's kernel counted has a stall, if stalls were measured.
-    fn check_stalls(&self) -> Result<(), String> {
-        for (name, stalls) in self.fault_stalls(".count") {
-            let faults: u64 = self.phases.iter().filter_map(|phase| phase.faults.get(name)).sum();
-            if faults != stalls {
-                return Err(format!("measured {stalls} stalls of {faults} faults {name}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that the plugin counted as many faults as there are stalls, if it counted any, and that their
-    /// instructions and the time of the stalls differ by at most a percent.
-    fn check_stall_times(&self, faults: u64, instructions: u64) -> Result<(), String> {
-        let sum = |suffix| self.fault_stalls(suffix).values().sum::<u64>();
-        let (stalls, nanoseconds) = (sum(".count"), sum(".ns"));
-        if faults > 0 && faults != stalls {
-            return Err(format!("measured {stalls} stalls of {faults} faults"));
-        }
-        if faults > 0 && nanoseconds.abs_diff(instructions) * 100 > instructions {
-            let text = format!("measured {nanoseconds} ns of stalls that last {instructions} ns");
-            return Err(text);
-        }
-        Ok(())
-    }
-
-    /// Checks that each lookup of the host's page, which the plugin counted, has a stall, if stalls were
-    /// measured. The last fault of a vCPU may have none, and one of the access flag has no lookup.
-    fn check_lookups(&self, lookups: Option<u64>, vcpus: u32) -> Result<(), String> {
-        let stalls = self.fault_stalls(".count");
-        let with_lookup = stalls.iter().filter(|(name, _)| !name.starts_with("access-flag"));
-        let sum: u64 = with_lookup.map(|(_, count)| count).sum();
-        match lookups {
-            Some(lookups) if !stalls.is_empty() && sum + u64::from(vcpus) < lookups => {
-                Err(format!("measured {sum} stalls of {lookups} lookups of a page"))
-            }
-            _ => Ok(()),
-        }
-    }
-}
 
 /// Checks the stalls of a guest with one vCPU against the number and the instructions of its faults that
 /// the plugin counted, if both were measured: an instruction takes a nanosecond, and the measured times
@@ -128,43 +50,102 @@ fn lookups_of_plain_kernel(outcome: &JobOutcome) -> Option<u64> {
 /// Value that the guest writes to the boot timer when its login prompt is ready.
 const LOGIN_READY: u8 = 2;
 
-/// Figures of one boot, in the order of [`BOOT_COLUMNS`]; times start with the VM.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Figures of one boot; times start with the VM.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BootFigures {
-    pub values: [Option<u64>; BOOT_COLUMNS.len()],
+    values: BTreeMap<BootColumn, u64>,
     /// Nonzero numbers of memory faults by type and level.
     pub faults_by_level: BTreeMap<String, u64>,
 }
 
-/// Heading of a column, and the function that formats its figures.
-type BootColumn = (&'static str, fn(u64) -> String);
+/// Column of the report. Instructions are counted if a mark ends their segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BootColumn {
+    Start,
+    ToInit,
+    HostPart,
+    Whole,
+    TimeToInit,
+    TimeToLogin,
+    Faults,
+    DcCivac,
+    Stage2Tlbi,
+    Stage2Tables,
+    Resident,
+    Overhead,
+    PagingInit,
+    PagingTlbi,
+    PagingAborts,
+}
 
-/// Columns of the report. Instructions are counted if a mark ends their segment.
-pub const BOOT_COLUMNS: [BootColumn; 15] = [
-    ("start M instr.", format_millions),
-    ("to init M instr.", format_millions),
-    ("host's part", format_millions),
-    ("whole M instr.", format_millions),
-    ("to init ms", format_millions),
-    ("to login ms", format_millions),
-    ("memory faults", |count| count.to_string()),
-    ("DC CIVAC", |count| count.to_string()),
-    ("stage-2 TLBI", |count| count.to_string()),
-    ("stage-2 tables", |bytes| Bytes(bytes).to_string()),
-    ("resident", |bytes| Bytes(bytes).to_string()),
-    ("beyond guest memory", |bytes| Bytes(bytes).to_string()),
-    ("paging_init M instr.", format_millions),
-    ("paging_init TLBI broadcast", |count| count.to_string()),
-    ("paging_init aborts", |count| count.to_string()),
-];
+impl BootColumn {
+    /// All columns, in their order.
+    pub const ALL: [Self; 15] = [
+        Self::Start,
+        Self::ToInit,
+        Self::HostPart,
+        Self::Whole,
+        Self::TimeToInit,
+        Self::TimeToLogin,
+        Self::Faults,
+        Self::DcCivac,
+        Self::Stage2Tlbi,
+        Self::Stage2Tables,
+        Self::Resident,
+        Self::Overhead,
+        Self::PagingInit,
+        Self::PagingTlbi,
+        Self::PagingAborts,
+    ];
 
-/// Indices in [`BOOT_COLUMNS`] of the columns with charts.
-pub const TO_INIT_COLUMN: usize = 4;
-pub const TO_LOGIN_COLUMN: usize = 5;
-pub const FAULTS_COLUMN: usize = 6;
-pub const DC_CIVAC_COLUMN: usize = 7;
-/// Index of the first of the last columns, which a report omits if no guest has them.
-pub const PAGING_COLUMN: usize = 12;
+    pub const fn heading(self) -> &'static str {
+        match self {
+            Self::Start => "start M instr.",
+            Self::ToInit => "to init M instr.",
+            Self::HostPart => "host's part",
+            Self::Whole => "whole M instr.",
+            Self::TimeToInit => "to init ms",
+            Self::TimeToLogin => "to login ms",
+            Self::Faults => "memory faults",
+            Self::DcCivac => "DC CIVAC",
+            Self::Stage2Tlbi => "stage-2 TLBI",
+            Self::Stage2Tables => "stage-2 tables",
+            Self::Resident => "resident",
+            Self::Overhead => "beyond guest memory",
+            Self::PagingInit => "paging_init M instr.",
+            Self::PagingTlbi => "paging_init TLBI broadcast",
+            Self::PagingAborts => "paging_init aborts",
+        }
+    }
+
+    /// Returns whether this is one of the last columns, which a report omits if no guest has them.
+    pub fn is_of_paging(self) -> bool {
+        self >= Self::PagingInit
+    }
+
+    /// Returns whether kernels are compared by a ratio.
+    pub fn has_ratio(self) -> bool {
+        self <= Self::DcCivac
+    }
+
+    fn format(self, value: u64) -> String {
+        match self {
+            Self::Start
+            | Self::ToInit
+            | Self::HostPart
+            | Self::Whole
+            | Self::TimeToInit
+            | Self::TimeToLogin
+            | Self::PagingInit => format_millions(value),
+            Self::Stage2Tables | Self::Resident | Self::Overhead => Bytes(value).to_string(),
+            Self::Faults
+            | Self::DcCivac
+            | Self::Stage2Tlbi
+            | Self::PagingTlbi
+            | Self::PagingAborts => value.to_string(),
+        }
+    }
+}
 
 impl BootFigures {
     pub fn from_outcome(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
@@ -218,26 +199,30 @@ impl BootFigures {
         };
         let to_guest = segments_until(segments, mark::UNMARKED_PROGRAM, mark::GUEST);
         let to_init = segments_until(segments, mark::GUEST, mark::GUEST_INIT);
-        Some(Self {
-            values: [
-                to_guest.and_then(instructions),
-                to_init.and_then(instructions),
+        let values = [
+            (BootColumn::Start, to_guest.and_then(instructions)),
+            (BootColumn::ToInit, to_init.and_then(instructions)),
+            (
+                BootColumn::HostPart,
                 to_init.and_then(|to_init| host_part(instructions(to_init), to_init)),
-                Some(count(segments, |name| name == "instructions")),
-                Some(boot.ns),
-                ready.map(|(_, ns)| ns.saturating_sub(start.ns)),
-                faults,
-                Some(count(segments, |name| name == "DC CIVAC")),
-                Some(count(segments, is_stage2_tlbi)),
-                last.stage2_tables,
+            ),
+            (BootColumn::Whole, Some(count(segments, |name| name == "instructions"))),
+            (BootColumn::TimeToInit, Some(boot.ns)),
+            (BootColumn::TimeToLogin, ready.map(|(_, ns)| ns.saturating_sub(start.ns))),
+            (BootColumn::Faults, faults),
+            (BootColumn::DcCivac, Some(count(segments, |name| name == "DC CIVAC"))),
+            (BootColumn::Stage2Tlbi, Some(count(segments, is_stage2_tlbi))),
+            (BootColumn::Stage2Tables, last.stage2_tables),
+            (
+                BootColumn::Resident,
                 Some(last.resident_bytes.iter().flat_map(BTreeMap::values).sum()),
-                last.overhead,
-                paging(|name| name == "instructions"),
-                paging(TLBI_BROADCAST.1),
-                paging(|name| name == "guest_aborts"),
-            ],
-            faults_by_level,
-        })
+            ),
+            (BootColumn::Overhead, last.overhead),
+            (BootColumn::PagingInit, paging(|name| name == "instructions")),
+            (BootColumn::PagingTlbi, paging(TLBI_BROADCAST.1)),
+            (BootColumn::PagingAborts, paging(|name| name == "guest_aborts")),
+        ];
+        Some(Self { values: known(values), faults_by_level })
     }
 
     /// Returns the figures of a boot by a VMM without statistics.
@@ -246,24 +231,32 @@ impl BootFigures {
         let init = segments.iter().position(|segment| segment.mark == mark::GUEST_INIT);
         let first_run = segments.iter().position(|segment| segment.span.is_some());
         let until = |end: usize| count(&segments[..end], |name| name == "instructions");
-        let mut values = [None; BOOT_COLUMNS.len()];
-        values[0] = first_run.map(until);
-        values[1] = init.map(until);
-        values[2] = host_part(values[1], &segments[..init.unwrap_or(0)]);
-        values[3] = Some(until(segments.len()));
-        values[FAULTS_COLUMN] = lookups;
-        values[DC_CIVAC_COLUMN] = Some(count(segments, |name| name == "DC CIVAC"));
-        values[DC_CIVAC_COLUMN + 1] = Some(count(segments, is_stage2_tlbi));
-        Self { values, faults_by_level: BTreeMap::new() }
+        let to_init = init.map(until);
+        let values = [
+            (BootColumn::Start, first_run.map(until)),
+            (BootColumn::ToInit, to_init),
+            (BootColumn::HostPart, host_part(to_init, &segments[..init.unwrap_or(0)])),
+            (BootColumn::Whole, Some(until(segments.len()))),
+            (BootColumn::Faults, lookups),
+            (BootColumn::DcCivac, Some(count(segments, |name| name == "DC CIVAC"))),
+            (BootColumn::Stage2Tlbi, Some(count(segments, is_stage2_tlbi))),
+        ];
+        Self { values: known(values), faults_by_level: BTreeMap::new() }
     }
 
-    pub fn cells(&self) -> [String; BOOT_COLUMNS.len()] {
-        let mut values = self.values.iter();
-        BOOT_COLUMNS.map(|(_, format)| {
-            let value = values.next().copied().flatten();
-            value.map_or_else(|| "–".to_owned(), format)
-        })
+    /// Returns a figure, if the boot has it.
+    pub fn value(&self, column: BootColumn) -> Option<u64> {
+        self.values.get(&column).copied()
     }
+
+    /// Formats a figure.
+    pub fn cell(&self, column: BootColumn) -> String {
+        self.value(column).map_or_else(|| "–".to_owned(), |value| column.format(value))
+    }
+}
+
+fn known<const N: usize>(values: [(BootColumn, Option<u64>); N]) -> BTreeMap<BootColumn, u64> {
+    values.into_iter().filter_map(|(column, value)| Some((column, value?))).collect()
 }
 
 /// Returns the sum of counts of the whole run.
@@ -312,67 +305,15 @@ pub mod tests {
     use super::*;
     use crate::jobs::counts::read_segments;
 
+    fn cells(figures: &BootFigures) -> String {
+        BootColumn::ALL.map(|column| figures.cell(column)).join(" | ")
+    }
+
     #[test]
     fn absent_figures_are_shown_as_dashes() {
-        let figures = BootFigures { values: Default::default(), faults_by_level: BTreeMap::new() };
+        let figures = BootFigures::default();
 
-        assert_eq!(figures.cells(), ["–"; BOOT_COLUMNS.len()]);
-    }
-
-    #[test]
-    fn each_counted_fault_needs_a_stall_if_stalls_are_measured() {
-        let read = |stalls: &str| {
-            let text = format!(
-                r#"{{"ended":"off","phases":[{{"name":"boot","ns":1,"faults":{{"permission.level3":5}},
-                "stalls":{{"mmio.count":9{stalls}}}}},{{"name":"run","ns":1,"faults":{{
-                "permission.level3":2}},"stalls":{{"mmio.count":9{stalls}}}}}]}}"#
-            );
-            serde_json::from_str::<BootStatistics>(&text).unwrap().check_stalls()
-        };
-
-        assert_eq!(read(""), Ok(()));
-        assert_eq!(read(r#","lock-wait.count":3"#), Ok(()));
-        let error = read(r#","permission.level3.count":3"#).unwrap_err();
-        assert_eq!(error, "measured 6 stalls of 7 faults permission.level3");
-    }
-
-    #[test]
-    fn each_lookup_of_a_page_needs_a_stall_if_stalls_are_measured() {
-        let check = |stalls: &str, lookups| {
-            let phase = |name: &str| {
-                format!(
-                    r#"{{"name":"{name}","ns":1,"stalls":{{"mmio.count":9,"lost":0{stalls}}}}}"#
-                )
-            };
-            let text =
-                format!(r#"{{"ended":"off","phases":[{},{}]}}"#, phase("boot"), phase("run"));
-            serde_json::from_str::<BootStatistics>(&text).unwrap().check_lookups(lookups, 2)
-        };
-        let stalls = r#","access-flag.level3.count":9,"permission.level3.count":3,
-            "translation.level3.count":4"#;
-
-        assert_eq!(check("", Some(5)), Ok(()));
-        assert_eq!(check(stalls, None), Ok(()));
-        assert_eq!(check(stalls, Some(14)), Ok(()));
-        assert_eq!(check(stalls, Some(16)), Ok(()), "the last fault of each vCPU");
-        let error = check(stalls, Some(17)).unwrap_err();
-        assert_eq!(error, "measured 14 stalls of 17 lookups of a page");
-    }
-
-    #[test]
-    fn stalls_have_the_number_and_time_of_the_counted_faults() {
-        let text = r#"{"ended":"off","phases":[{"name":"boot","ns":1,"stalls":{"mmio.count":9,
-            "mmio.ns":800,"lock-wait.count":1,"lock-wait.ns":90,"permission.level3.count":2,
-            "permission.level3.ns":400,"translation.level3.count":1,"translation.level3.ns":600}}]}"#;
-        let statistics: BootStatistics = serde_json::from_str(text).unwrap();
-        let check = |faults, instructions| statistics.check_stall_times(faults, instructions);
-
-        assert_eq!(check(0, 0), Ok(()), "not counted");
-        assert_eq!(check(3, 1010), Ok(()));
-        assert_eq!(check(3, 991), Ok(()));
-        assert_eq!(check(4, 1000).unwrap_err(), "measured 3 stalls of 4 faults");
-        let error = "measured 1000 ns of stalls that last 1020 ns";
-        assert_eq!(check(3, 1020).unwrap_err(), error);
+        assert_eq!(cells(&figures), ["–"; BootColumn::ALL.len()].join(" | "));
     }
 
     /// Returns the figures of a boot with `faults` read faults.
@@ -427,9 +368,9 @@ pub mod tests {
 
         let figures = BootFigures::from_statistics(&statistics, &segments);
 
-        let cells = figures.unwrap().cells();
-        assert_eq!(cells[1], "40.000");
-        assert_eq!(cells[PAGING_COLUMN..], ["34.000", "67", "529"]);
+        let figures = figures.unwrap();
+        assert_eq!(figures.cell(BootColumn::ToInit), "40.000");
+        assert!(cells(&figures).ends_with(" | 34.000 | 67 | 529"));
     }
 
     #[test]
@@ -460,7 +401,7 @@ pub mod tests {
 
         let expected =
             "6.400 | 31.400 | 22.400 | 111.400 | – | – | 70 | 7 | 2 | – | – | – | – | – | –";
-        assert_eq!(figures.cells().join(" | "), expected);
+        assert_eq!(cells(&figures), expected);
     }
 
     #[test]
@@ -468,7 +409,7 @@ pub mod tests {
         let figures = sample(100);
 
         assert_eq!(
-            figures.cells().join(" | "),
+            cells(&figures),
             "30.106 | 290.000 | 40.000 | 320.107 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K | – | – | –"
         );
         let levels = [("translation.level2", 14), ("translation.level3", 101)];

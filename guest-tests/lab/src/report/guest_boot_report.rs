@@ -11,10 +11,7 @@ use crate::{
     jobs::{JobResults, KERNEL_DOES_NOT_BOOT, run_directory::RunDirectory},
     report::{
         FailedJob, RunInfo, RunStatus,
-        boot_figures::{
-            BOOT_COLUMNS, BootFigures, DC_CIVAC_COLUMN, FAULTS_COLUMN, PAGING_COLUMN,
-            TO_INIT_COLUMN, TO_LOGIN_COLUMN,
-        },
+        boot_figures::{BootColumn, BootFigures},
         publish,
     },
 };
@@ -45,18 +42,23 @@ pub fn report(
     Ok(status)
 }
 
-/// Returns the headings of the columns that a guest of the run has.
-fn headings(boots: &Boots) -> Vec<&'static str> {
+/// Returns the columns that a guest of the run has.
+fn columns(boots: &Boots) -> Vec<BootColumn> {
     let mut figures = boots.iter().flatten().filter_map(|boot| boot.as_ref().ok());
-    let is_paging_measured = figures.any(|figures| figures.values[PAGING_COLUMN].is_some());
-    let columns = if is_paging_measured { BOOT_COLUMNS.len() } else { PAGING_COLUMN };
-    BOOT_COLUMNS.iter().take(columns).map(|(heading, _)| *heading).collect()
+    let is_paging_measured = figures.any(|figures| figures.value(BootColumn::PagingInit).is_some());
+    let columns = BootColumn::ALL.into_iter();
+    columns.filter(|column| is_paging_measured || !column.is_of_paging()).collect()
+}
+
+fn headings(columns: &[BootColumn]) -> Vec<&'static str> {
+    columns.iter().map(|column| column.heading()).collect()
 }
 
 /// Returns the Markdown table with the failures below it, and the status of the run.
 fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
     let mut status = RunStatus::Passed;
-    let headings = headings(boots);
+    let columns = columns(boots);
+    let headings = headings(&columns);
     let mut table = format!(
         "| {} | {} |\n|---|---|{}\n",
         NAME_COLUMNS.join(" | "),
@@ -70,8 +72,8 @@ fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
             // Writing to a String cannot fail.
             let _ = match boot {
                 Ok(figures) => {
-                    let cells = figures.cells()[..headings.len()].join(" | ");
-                    writeln!(table, "| {job} | {kernel} | {cells} |")
+                    let cells: Vec<_> = columns.iter().map(|one| figures.cell(*one)).collect();
+                    writeln!(table, "| {job} | {kernel} | {} |", cells.join(" | "))
                 }
                 Err(error) => {
                     status = RunStatus::Failed;
@@ -86,15 +88,17 @@ fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
 fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     let (mut costs, mut memory) = (Vec::new(), Vec::new());
     let mut failures: Vec<FailedJob> = Vec::new();
-    let headings = headings(boots);
+    let columns = columns(boots);
     for (job, boots) in run.jobs.iter().zip(boots) {
         let first = boots.first().and_then(|boot| boot.as_ref().ok());
         for (at, (kernel, boot)) in run.kernels.iter().zip(boots).enumerate() {
             let names = [page::escape_html(&job.name), page::escape_html(&kernel.name)];
             match boot {
                 Ok(figures) => {
-                    let cells = cells_with_ratio(figures, first.filter(|_| at > 0));
-                    let (cost, rest) = cells[..headings.len()].split_at(FIRST_TABLE_FIGURES);
+                    let first = first.filter(|_| at > 0);
+                    let cell = |column: &BootColumn| cell_with_ratio(*column, figures, first);
+                    let cells: Vec<_> = columns.iter().map(cell).collect();
+                    let (cost, rest) = cells.split_at(FIRST_TABLE_FIGURES);
                     costs.push([&names[..], cost].concat());
                     memory.push([&names[..], rest, &[format_levels(figures)]].concat());
                 }
@@ -122,6 +126,7 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     if !charts.is_empty() {
         let _ = write!(body, "<h2>At a glance</h2>\n<div class=\"charts\">\n{charts}</div>\n");
     }
+    let headings = headings(&columns);
     let (first, rest) = headings.split_at(FIRST_TABLE_FIGURES);
     for (name, head, rows) in [
         ("All boots", [&NAME_COLUMNS, first].concat(), costs),
@@ -141,10 +146,10 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
 /// Returns a chart for each figure, with a lane for each guest.
 fn charts(run: RunInfo<'_>, boots: &Boots) -> String {
     let charts = [
-        ("Time to init", "virtual ms from the start", TO_INIT_COLUMN, " ms"),
-        ("Time to login", "virtual ms from the start", TO_LOGIN_COLUMN, " ms"),
-        ("Faults on memory", "of the whole run", FAULTS_COLUMN, ""),
-        ("DC CIVAC", "cache lines, host and guest together", DC_CIVAC_COLUMN, ""),
+        ("Time to init", "virtual ms from the start", BootColumn::TimeToInit, " ms"),
+        ("Time to login", "virtual ms from the start", BootColumn::TimeToLogin, " ms"),
+        ("Faults on memory", "of the whole run", BootColumn::Faults, ""),
+        ("DC CIVAC", "cache lines, host and guest together", BootColumn::DcCivac, ""),
     ];
     let chart = |(title, subtitle, column, unit)| {
         let lanes = run.jobs.iter().zip(boots).filter_map(|(job, boots)| {
@@ -154,8 +159,8 @@ fn charts(run: RunInfo<'_>, boots: &Boots) -> String {
                 .zip(boots)
                 .filter_map(|(kernel, boot)| {
                     let figures = boot.as_ref().ok()?;
-                    let value = figures.values[column]?;
-                    let text = format!("{}: {}{unit}", kernel.name, figures.cells()[column]);
+                    let value = figures.value(column)?;
+                    let text = format!("{}: {}{unit}", kernel.name, figures.cell(column));
                     Some((value as f64, text))
                 })
                 .collect();
@@ -166,23 +171,21 @@ fn charts(run: RunInfo<'_>, boots: &Boots) -> String {
     charts.into_iter().filter_map(chart).collect()
 }
 
-/// Formats the cells of a boot. The first cells include the ratio to `first`, the same guest's boot
-/// on the first kernel.
-fn cells_with_ratio(
+/// Formats a figure of a boot, for some columns with the ratio to `first`, the same guest's boot on the
+/// first kernel.
+fn cell_with_ratio(
+    column: BootColumn,
     figures: &BootFigures,
     first: Option<&BootFigures>,
-) -> [String; BOOT_COLUMNS.len()] {
-    let mut cells = figures.cells();
-    if let Some(first) = first {
-        let values = figures.values.iter().zip(first.values).take(DC_CIVAC_COLUMN + 1);
-        for (cell, (own, first)) in cells.iter_mut().zip(values) {
-            if let (Some(own), Some(first @ 1..)) = (own, first) {
-                let ratio = *own as f64 / first as f64;
-                *cell += &format!(" <small>×{ratio:.3}</small>");
-            }
+) -> String {
+    let first = first.filter(|_| column.has_ratio()).and_then(|first| first.value(column));
+    let cell = figures.cell(column);
+    match (figures.value(column), first) {
+        (Some(own), Some(first @ 1..)) => {
+            format!("{cell} <small>×{:.3}</small>", own as f64 / first as f64)
         }
+        _ => cell,
     }
-    cells
 }
 
 fn format_levels(figures: &BootFigures) -> String {

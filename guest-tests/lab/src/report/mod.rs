@@ -2,6 +2,7 @@
 //! Reports of a run as text and HTML: comparison, selftest verdicts, guest boots, findings.
 
 mod boot_figures;
+mod boot_statistics;
 pub mod check_report;
 pub mod comparison;
 mod count_table;

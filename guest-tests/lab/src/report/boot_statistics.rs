@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Statistics that `granule run --stats` wrote of a guest's boot, and checks of its stalls in faults against
+//! other counts of the same faults.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// Statistics of `granule run --stats`; fields that the report does not use are ignored.
+#[derive(Debug, Deserialize)]
+pub struct BootStatistics {
+    #[serde(rename = "ended")]
+    pub outcome: String,
+    #[serde(default)]
+    pub marks: Vec<(u8, u64)>,
+    pub phases: Vec<BootPhaseStatistics>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct BootPhaseStatistics {
+    pub name: String,
+    pub ns: u64,
+    #[serde(default)]
+    pub faults: BTreeMap<String, u64>,
+    #[serde(default)]
+    stalls: BTreeMap<String, u64>,
+    #[serde(default, rename = "resident")]
+    pub resident_bytes: Vec<BTreeMap<u64, u64>>,
+    pub stage2_tables: Option<u64>,
+    pub overhead: Option<u64>,
+}
+
+impl BootStatistics {
+    /// Returns the number (`.count`) or the time (`.ns`) of stalls in faults, by the type and level of the
+    /// fault; empty if no stalls were measured.
+    fn fault_stalls(&self, suffix: &str) -> BTreeMap<&str, u64> {
+        let mut sums = BTreeMap::new();
+        for (name, count) in self.phases.iter().flat_map(|phase| &phase.stalls) {
+            // Names of other stalls have no level.
+            if let Some(name) = name.strip_suffix(suffix).filter(|name| name.contains('.')) {
+                *sums.entry(name).or_default() += count;
+            }
+        }
+        sums
+    }
+
+    /// Checks that each fault that the host's kernel counted has a stall, if stalls were measured.
+    pub fn check_stalls(&self) -> Result<(), String> {
+        for (name, stalls) in self.fault_stalls(".count") {
+            let faults: u64 = self.phases.iter().filter_map(|phase| phase.faults.get(name)).sum();
+            if faults != stalls {
+                return Err(format!("measured {stalls} stalls of {faults} faults {name}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the plugin counted as many faults as there are stalls, if it counted any, and that their
+    /// instructions and the time of the stalls differ by at most a percent.
+    pub fn check_stall_times(&self, faults: u64, instructions: u64) -> Result<(), String> {
+        let sum = |suffix| self.fault_stalls(suffix).values().sum::<u64>();
+        let (stalls, nanoseconds) = (sum(".count"), sum(".ns"));
+        if faults > 0 && faults != stalls {
+            return Err(format!("measured {stalls} stalls of {faults} faults"));
+        }
+        if faults > 0 && nanoseconds.abs_diff(instructions) * 100 > instructions {
+            let text = format!("measured {nanoseconds} ns of stalls that last {instructions} ns");
+            return Err(text);
+        }
+        Ok(())
+    }
+
+    /// Checks that each lookup of the host's page, which the plugin counted, has a stall, if stalls were
+    /// measured. The last fault of a vCPU may have none, and one of the access flag has no lookup.
+    pub fn check_lookups(&self, lookups: Option<u64>, vcpus: u32) -> Result<(), String> {
+        let stalls = self.fault_stalls(".count");
+        let with_lookup = stalls.iter().filter(|(name, _)| !name.starts_with("access-flag"));
+        let sum: u64 = with_lookup.map(|(_, count)| count).sum();
+        match lookups {
+            Some(lookups) if !stalls.is_empty() && sum + u64::from(vcpus) < lookups => {
+                Err(format!("measured {sum} stalls of {lookups} lookups of a page"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counted_fault_needs_a_stall_if_stalls_are_measured() {
+        let read = |stalls: &str| {
+            let text = format!(
+                r#"{{"ended":"off","phases":[{{"name":"boot","ns":1,"faults":{{"permission.level3":5}},
+                "stalls":{{"mmio.count":9{stalls}}}}},{{"name":"run","ns":1,"faults":{{
+                "permission.level3":2}},"stalls":{{"mmio.count":9{stalls}}}}}]}}"#
+            );
+            serde_json::from_str::<BootStatistics>(&text).unwrap().check_stalls()
+        };
+
+        assert_eq!(read(""), Ok(()));
+        assert_eq!(read(r#","lock-wait.count":3"#), Ok(()));
+        let error = read(r#","permission.level3.count":3"#).unwrap_err();
+        assert_eq!(error, "measured 6 stalls of 7 faults permission.level3");
+    }
+
+    #[test]
+    fn each_lookup_of_a_page_needs_a_stall_if_stalls_are_measured() {
+        let check = |stalls: &str, lookups| {
+            let phase = |name: &str| {
+                format!(
+                    r#"{{"name":"{name}","ns":1,"stalls":{{"mmio.count":9,"lost":0{stalls}}}}}"#
+                )
+            };
+            let text =
+                format!(r#"{{"ended":"off","phases":[{},{}]}}"#, phase("boot"), phase("run"));
+            serde_json::from_str::<BootStatistics>(&text).unwrap().check_lookups(lookups, 2)
+        };
+        let stalls = r#","access-flag.level3.count":9,"permission.level3.count":3,
+            "translation.level3.count":4"#;
+
+        assert_eq!(check("", Some(5)), Ok(()));
+        assert_eq!(check(stalls, None), Ok(()));
+        assert_eq!(check(stalls, Some(14)), Ok(()));
+        assert_eq!(check(stalls, Some(16)), Ok(()), "the last fault of each vCPU");
+        let error = check(stalls, Some(17)).unwrap_err();
+        assert_eq!(error, "measured 14 stalls of 17 lookups of a page");
+    }
+
+    #[test]
+    fn stalls_have_the_number_and_time_of_the_counted_faults() {
+        let text = r#"{"ended":"off","phases":[{"name":"boot","ns":1,"stalls":{"mmio.count":9,
+            "mmio.ns":800,"lock-wait.count":1,"lock-wait.ns":90,"permission.level3.count":2,
+            "permission.level3.ns":400,"translation.level3.count":1,"translation.level3.ns":600}}]}"#;
+        let statistics: BootStatistics = serde_json::from_str(text).unwrap();
+        let check = |faults, instructions| statistics.check_stall_times(faults, instructions);
+
+        assert_eq!(check(0, 0), Ok(()), "not counted");
+        assert_eq!(check(3, 1010), Ok(()));
+        assert_eq!(check(3, 991), Ok(()));
+        assert_eq!(check(4, 1000).unwrap_err(), "measured 3 stalls of 4 faults");
+        let error = "measured 1000 ns of stalls that last 1020 ns";
+        assert_eq!(check(3, 1020).unwrap_err(), error);
+    }
+}
