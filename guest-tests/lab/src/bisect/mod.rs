@@ -41,10 +41,11 @@ use crate::{
         recipe::Recipe,
         revisions::{Commit, UserTree},
         sources::Source,
+        test_programs,
         toolchain::{Toolchain, environment_remark},
     },
     measure::{self, Measurement},
-    options::{Options, Paths, ReportOptions, RunPath},
+    options::{CommonOptions, Options, Paths, ReportOptions, RunPath},
     progress::Progress,
     report::print,
     shell::{Shell, absolute, sha256},
@@ -127,6 +128,24 @@ fn load(jobs: &[PlannedJob]) -> String {
     }
 }
 
+/// Returns the jobs of each kernel, by default one. A page-table test of a kernel tree is that of
+/// Debian's Linux 6.1, the same for all commits.
+fn plan_jobs(
+    (shell, paths, progress): (Shell, &Paths, &Progress),
+    options: &BisectOptions,
+    common: CommonOptions,
+) -> Result<Vec<PlannedJob>, LabError> {
+    let mut matrix = options.matrix.clone();
+    let page_size = options.serial.build.page_size()?;
+    let block = Backing::AnonymousHugetlb(Some(page_size.huge_page()));
+    matrix.load = matrix.load.with_one_job(block);
+    let run = Options::page_table_test(common, matrix, ReportOptions::default());
+    run.workload.check(page_size)?;
+    let _lock = lock_cache(shell, &paths.cache)?;
+    let tests = test_programs(shell, &run, &paths.cache, None, progress)?;
+    Ok(matrix::jobs(&run, page_size, &tests))
+}
+
 struct Bisection<'a> {
     options: &'a BisectOptions,
     figure: Figure,
@@ -152,13 +171,8 @@ impl<'a> Bisection<'a> {
         let shell = Shell::new(options.serial.output.dry_run);
         let paths = options.paths()?;
         let mut executor = Executor::new(shell, (&common, None), &paths)?;
-        let mut matrix = options.matrix.clone();
-        let page_size = options.serial.build.page_size()?;
-        let block = Backing::AnonymousHugetlb(Some(page_size.huge_page()));
-        matrix.load = matrix.load.with_one_job(block);
-        let run = Options::page_table_test(common, matrix, ReportOptions::default());
-        run.workload.check(page_size)?;
-        let jobs = matrix::jobs(&run, page_size, &[]);
+        let progress = Progress::new(shell.is_dry_run());
+        let jobs = plan_jobs((shell, &paths, &progress), options, common)?;
         let compiler = Toolchain::new(shell, &options.serial.build.variables)?.version;
         let files = options.input_hashes()?;
         let inputs = format!("{compiler} {} {files:?}", executor.emulator_version);
@@ -182,7 +196,6 @@ impl<'a> Bisection<'a> {
             let _lock = lock_cache(shell, &paths.cache)?;
             Source::open_git(shell, &paths.cache, tree, good.tree.clone())?
         };
-        let progress = Progress::new(shell.is_dry_run());
         environment_remark().iter().for_each(|remark| progress.print_note(remark));
         let (good_figure, boots) = (0, 0);
         Ok(Self {
@@ -387,5 +400,29 @@ fn change(before: u64, after: u64) -> String {
     match before {
         0 => String::new(),
         before => format!(" ({:+.1}%)", 100.0 * (after as f64 / before as f64 - 1.0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{options::tests::options, *};
+    use crate::host::{job::KERNEL_TEST_PATH, program::tests::arm64_program};
+
+    #[test]
+    fn a_bisection_measures_the_given_page_table_test() {
+        let directory = tempfile::tempdir().unwrap();
+        let test = directory.path().join("test");
+        std::fs::write(&test, arm64_program()).unwrap();
+        let (cache, file) = (directory.path().display(), test.display());
+        let line = format!("bisect a b --git t --metric TLBI --cache {cache} --test-binary {file}");
+        let options = options(&line);
+        let common = options.serial.common(options.git.as_deref());
+        let paths = Paths::new(&common).unwrap();
+        let context = (Shell::new(true), &paths, &Progress::new(true));
+
+        let jobs = plan_jobs(context, &options, common).unwrap();
+
+        assert_eq!(jobs[0].kernel_test, Some(test));
+        assert_eq!((jobs.len(), jobs[0].job.argv[0].as_str()), (1, KERNEL_TEST_PATH));
     }
 }

@@ -120,10 +120,10 @@ impl BisectOptions {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    fn options(line: &str) -> BisectOptions {
+    pub fn options(line: &str) -> BisectOptions {
         #[derive(Debug, clap::Parser)]
         struct TestArgs {
             #[command(flatten)]

@@ -98,14 +98,7 @@ impl<'a> Preparation<'a> {
         progress: &Progress,
     ) -> Result<Self, LabError> {
         let kernels = &options.common.kernels;
-        let has_tests = match &options.workload {
-            Workload::PageTableTest(matrix) => matrix.test == TestProgram::KernelPageTableTest,
-            Workload::Selftests(_) => true,
-            Workload::Guest(_) | Workload::Program(_) | Workload::Boot(_) | Workload::Zap(_) => {
-                false
-            }
-        };
-        let uses_cache = kernels.images.is_empty() || has_tests;
+        let uses_cache = kernels.images.is_empty() || builds_tests(&options.workload);
         let lock = if uses_cache { lock_cache(shell, &paths.cache)? } else { None };
         if uses_cache && let Some(remark) = environment_remark() {
             progress.print_note(&remark);
@@ -140,10 +133,7 @@ impl<'a> Preparation<'a> {
             Origin::Recipes(book) => Some(book),
             Origin::Images(_) => None,
         };
-        let tests = match has_tests {
-            true => build_tests(shell, options, &paths.cache, book, progress)?,
-            false => given_test(&options.workload)?,
-        };
+        let tests = test_programs(shell, options, &paths.cache, book, progress)?;
         Ok(Self { shell, paths, kernels, origin, tests, _lock: lock })
     }
 
@@ -195,6 +185,30 @@ impl<'a> Preparation<'a> {
             progress.print_note(&remark);
         }
         Ok(kernel)
+    }
+}
+
+/// Reports whether the programs of a workload are built from a kernel tree.
+const fn builds_tests(workload: &Workload) -> bool {
+    matches!(
+        workload,
+        Workload::Selftests(_)
+            | Workload::PageTableTest(Matrix { test: TestProgram::KernelPageTableTest, .. })
+    )
+}
+
+/// Returns the programs that a workload runs besides this one: those of a kernel tree, which are
+/// built under the lock of the cache, or that of `--test-binary`. The trees of `book` are preferred.
+pub fn test_programs(
+    shell: Shell,
+    options: &Options,
+    cache: &Path,
+    book: Option<&RecipeBook>,
+    progress: &Progress,
+) -> Result<Vec<Invocation>, LabError> {
+    match builds_tests(&options.workload) {
+        true => build_tests(shell, options, cache, book, progress),
+        false => Ok(given_test(&options.workload)?),
     }
 }
 
