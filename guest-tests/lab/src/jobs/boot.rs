@@ -42,6 +42,7 @@ pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
     let mut jobs = Vec::new();
     for &rodata in &matrix.rodata {
         for &memory in &matrix.memory {
+            let memory = matrix.round_memory(host.page_size, memory);
             let mut job = match matrix.guest {
                 None => boot(host, memory, rodata, matrix.tlb.is_some()),
                 Some(backing) => guest_boot(host, backing, memory, rodata),
@@ -207,5 +208,26 @@ mod tests {
                 .any(|word| word.contains("nokaslr") && word.contains("rodata=full"))
         );
         assert_eq!(job.job.own_work, None);
+    }
+
+    #[test]
+    fn the_memory_of_a_guest_is_a_multiple_of_the_pages_of_its_backing() {
+        let options = options("boot --memory 512M --guest 1g");
+
+        let job = matrix::jobs(&options, PageSize::Kib4, &[]).remove(0);
+
+        assert_eq!(job.boot.unwrap().memory, Bytes::gib(1));
+        assert!(job.name.contains("-1G-"), "{}", job.name);
+    }
+
+    #[test]
+    fn sizes_that_are_rounded_to_the_same_one_are_refused() {
+        let check = |line: &str| options(line).workload.check(PageSize::Kib4);
+
+        let error = check("boot --memory 512M,768M,2G --guest 1g").unwrap_err().to_string();
+
+        assert!(error.contains("--memory 512M,768M") && error.contains("up to 1G"), "{error}");
+        check("boot --memory 512M,768M,768M --guest 2m").unwrap();
+        check("boot --memory 512M,768M").unwrap();
     }
 }

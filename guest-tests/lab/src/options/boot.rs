@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Options of `granule lab boot`.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use clap::ValueEnum;
 use granule_types::{
@@ -24,7 +24,8 @@ const FRAGMENT: &str = "config/kernel-tables.config";
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Workload")]
 pub struct BootMatrix {
-    /// Memory of the machine, or with --guest of the guest; separate sizes by commas
+    /// Memory of the machine, or with --guest of the guest, rounded up to the backing's pages; separate
+    /// sizes by commas
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4G,16G",
           value_parser = parse_nonzero_size)]
     pub(crate) memory: Vec<Bytes>,
@@ -96,12 +97,31 @@ impl BootMatrix {
         Some(TlbModel { sizes: self.tlb?, grains: self.grain.clone() })
     }
 
-    /// Refuses what a host with this page size lacks: a backing, or TLBs with leaves of 4K.
+    /// Refuses what a host with this page size lacks: a backing, TLBs with leaves of 4K, or a size of
+    /// memory that differs from another one.
     pub(super) fn check(&self, page_size: PageSize) -> Result<(), LabError> {
         if self.tlb.is_some() && page_size != PageSize::Kib4 {
             return Err(LabError::Unusable("--tlb models pages of 4K: omit --page-size".into()));
         }
-        self.guest.map_or(Ok(()), |backing| page_size.check(backing, "--guest"))
+        self.guest.map_or(Ok(()), |backing| page_size.check(backing, "--guest"))?;
+        let mut requested = BTreeMap::new();
+        for &memory in &self.memory {
+            let rounded = self.round_memory(page_size, memory);
+            let other = *requested.entry(rounded).or_insert(memory);
+            if other != memory {
+                return Err(LabError::Unusable(format!(
+                    "--memory {other},{memory}: the pages of --guest round both up to {rounded}; \
+                     omit one of them"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a size of memory, rounded up to the pages of the guest's backing.
+    pub(crate) fn round_memory(&self, page_size: PageSize, memory: Bytes) -> Bytes {
+        let page = self.guest.map_or(1, |backing| page_size.of_backing(backing).0);
+        Bytes(memory.0.next_multiple_of(page))
     }
 }
 
