@@ -121,7 +121,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Executes a job in a directory, whose contents are removed. Returns `None` in a dry run.
+    /// Executes a job in a directory, whose contents are removed, and records its result. Returns
+    /// `None` in a dry run.
     pub fn run(
         &self,
         shell: Shell,
@@ -133,6 +134,21 @@ impl Executor {
             shell.remove_dir(directory)?;
         }
         shell.create_dir(directory)?;
+        let result = self.boot(shell, kernel, job, directory);
+        if !shell.is_dry_run() {
+            OutcomeFile::of_result(self.inputs(kernel, job)?, &result).write(directory)?;
+        }
+        result
+    }
+
+    /// Boots the host of a job in an empty directory. Returns `None` in a dry run.
+    fn boot(
+        &self,
+        shell: Shell,
+        kernel: &Kernel,
+        job: &PlannedJob,
+        directory: &Path,
+    ) -> Result<Option<JobOutcome>, JobError> {
         let observed = self
             .check
             .as_ref()
@@ -181,7 +197,6 @@ impl Executor {
         if let (true, Err(error)) = (has_succeeded, held) {
             result = Err(error.into());
         }
-        OutcomeFile::of_result(self.inputs(kernel, job)?, &result).write(directory)?;
         result.map(Some)
     }
 
@@ -432,4 +447,36 @@ fn guest_text(job: &PlannedJob) -> Result<String, CommandError> {
 
 fn unserializable(error: serde_json::Error) -> CommandError {
     CommandError::file("write", "job.json", error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{error::with_causes, jobs::matrix::tests::options, values::PageSize};
+
+    fn executor() -> Executor {
+        Executor {
+            qemu: "/no/qemu".into(),
+            init: "/no/init".into(),
+            plugin: "/no/plugin".into(),
+            emulator_version: "QEMU".to_owned(),
+            deadline: Duration::from_secs(1),
+            fails_on_splat: false,
+            check: None,
+            hashes: FileHashes::default(),
+        }
+    }
+
+    #[test]
+    fn an_error_before_the_boot_is_recorded() {
+        let directory = tempfile::tempdir().unwrap();
+        let job = matrix::jobs(&options("boot --memory 1G"), PageSize::Kib4, &[]).remove(0);
+        let kernel = Kernel::placeholder("base".to_owned(), "/no/Image".into());
+        let executor = executor();
+
+        let error = executor.run(Shell::new(false), &kernel, &job, directory.path()).unwrap_err();
+
+        let recorded = executor.recorded(&kernel, &job, directory.path()).unwrap().unwrap();
+        assert_eq!(recorded.unwrap().unwrap_err().to_string(), with_causes(&error));
+    }
 }

@@ -8,12 +8,7 @@ use std::{fs, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    command::CommandError,
-    error::with_causes,
-    jobs::outcome::{JobError, JobOutcome},
-    shell::Shell,
-};
+use crate::{command::CommandError, error::with_causes, jobs::outcome::JobError, shell::Shell};
 
 const FILE: &str = "outcome.json";
 
@@ -38,7 +33,7 @@ pub enum Failure {
 
 impl OutcomeFile {
     /// Returns the record of a result.
-    pub fn of_result(inputs: String, result: &Result<JobOutcome, JobError>) -> Self {
+    pub fn of_result<T>(inputs: String, result: &Result<T, JobError>) -> Self {
         let failure = result.as_ref().err().map(|error| match error.is_failed_boot() {
             true => Failure::NoReport(with_causes(error)),
             false => Failure::Error(with_causes(error)),
