@@ -146,7 +146,8 @@ impl Iterator for CpuSchedule {
     }
 }
 
-const REPORT_PREFIX: &str = "@@granule report ";
+/// Start of the line with the report of PID 1.
+pub const REPORT_PREFIX: &str = "@@granule report ";
 
 #[derive(Debug, Error)]
 pub enum ReportError {

@@ -373,7 +373,7 @@ impl Executor {
             .map(|splat| ("crashed", splat))
             .or_else(|| Some(("printed a splat", splat_if_fatal()?)))
         {
-            return Err(JobError::Splat { event, console, splat });
+            return Err(JobError::Splat { machine: "host", event, console, splat });
         }
         match ended {
             // The console shows the reason, not the emulator's log.
@@ -394,6 +394,11 @@ impl Executor {
         {
             let path = directory.join(file);
             fs::write(&path, content).map_err(|e| CommandError::file("write", path, e))?;
+        }
+        let in_guest = self.fails_on_splat && job.guest.is_some();
+        if let Some(splat) = in_guest.then(|| find_splat(&report.stdout)).flatten() {
+            let (machine, event, console) = ("guest", "printed a splat", directory.join("stdout"));
+            return Err(JobError::Splat { machine, event, console, splat });
         }
         if self.check.is_some() {
             return Ok(JobOutcome { report, segments: Vec::new() });

@@ -23,7 +23,7 @@ use crate::{
     host::{
         guest_init::ended_with_success,
         hold::HoldError,
-        job::{JobReport, ReportError, TestEnding},
+        job::{JobReport, REPORT_PREFIX, ReportError, TestEnding},
     },
     jobs::{
         counts::{self, CountError, SegmentLine},
@@ -37,9 +37,9 @@ use crate::{
 pub enum JobError {
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// Crash of the host kernel, or splat of a checker of the debug kernel.
-    #[error("the host kernel {event}; console: {console}\n{splat}")]
-    Splat { event: &'static str, console: PathBuf, splat: String },
+    /// Crash of the host kernel, or splat of a checker of the debug kernel, in host or guest.
+    #[error("the {machine} kernel {event}; console: {console}\n{splat}")]
+    Splat { machine: &'static str, event: &'static str, console: PathBuf, splat: String },
     #[error("the kernel has no rodata={0}: set another --rodata")]
     UnknownRodata(Rodata),
     #[error(
@@ -212,7 +212,9 @@ fn is_separator(line: &str) -> bool {
 }
 
 fn find_with_context(console: &str, matches: impl Fn(&str) -> bool) -> Option<String> {
-    let mut lines = console.lines().map(|line| line.trim_end_matches('\r'));
+    // The report of PID 1 contains the output of the test, such as a guest's console.
+    let lines = console.lines().filter(|line| !line.starts_with(REPORT_PREFIX));
+    let mut lines = lines.map(|line| line.trim_end_matches('\r'));
     let first = lines.find(|line| matches(line))?;
     let shown: Vec<&str> = std::iter::once(first).chain(lines.take(19)).collect();
     Some(indent(&shown))
@@ -221,6 +223,7 @@ fn find_with_context(console: &str, matches: impl Fn(&str) -> bool) -> Option<St
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::job::send_report;
 
     #[test]
     fn a_parameter_that_the_kernel_does_not_know_is_found() {
@@ -261,6 +264,24 @@ mod tests {
             assert!(found.contains(line) && found.contains("more"), "{line}");
             assert!(!found.contains("fine"));
         }
+    }
+
+    #[test]
+    fn a_crash_of_a_guest_in_the_report_is_not_one_of_the_host() {
+        let mut console = b"[ 0.5] fine".to_vec();
+        let report = JobReport {
+            ending: TestEnding::Killed { signal: 9 },
+            host: None,
+            stdout: "[ 1.0] Kernel panic - not syncing: x\n".to_owned(),
+            stderr: String::new(),
+            results: String::new(),
+        };
+        send_report(&mut console, &report).unwrap();
+        let mut console = String::from_utf8(console).unwrap();
+
+        assert_eq!((find_oops(&console), find_splat(&console)), (None, None));
+        console += "[ 2.0] Kernel panic - not syncing: y\n";
+        assert!(find_oops(&console).unwrap().contains("syncing: y"));
     }
 
     #[test]
