@@ -22,22 +22,28 @@ pub fn print_commands(run_directory: &RunDirectory, kernels: &[Kernel]) -> Resul
     Ok(())
 }
 
-/// Compares the kernels; `functions` is the text below the comparison.
+/// Compares the kernels; `functions` is the text below the comparison. The report names the pairs that
+/// cannot be compared, each of which fails the run.
+///
+/// # Errors
+/// No pair can be compared.
 pub fn compare(
     options: &Options,
     run_directory: &RunDirectory,
     kernels: &[Kernel],
     functions: &str,
 ) -> Result<RunStatus, LabError> {
+    let kernel_options = &options.common.kernels;
     let settings = ComparisonOptions {
-        // Commits may be of different versions, which the report then names.
-        is_forced: options.common.kernels.git.is_some(),
+        // Commits and images may be of different versions, which the report then names.
+        is_forced: kernel_options.git.is_some() || !kernel_options.images.is_empty(),
         ..options.report.comparison()
     };
     let mut status = RunStatus::Passed;
     let mut report = summary(run_directory, kernels)?;
     let mut markdown = report.clone();
     let mut html = None;
+    let (mut compared, mut refused) = (0, None);
     let pairs = pairs(kernels);
     let whole_series = pairs.len().saturating_sub(1);
     for (index, pair) in pairs.into_iter().enumerate() {
@@ -48,7 +54,19 @@ pub fn compare(
         let labels = Some(pair.map(|kernel| kernel.name.clone()));
         let settings = ComparisonOptions { labels, ..settings.clone() };
         let (before, after) = (input::read_side(&[before])?, input::read_side(&[after])?);
-        let comparison = Comparison::new(&before, &after, &settings)?;
+        let comparison = match Comparison::new(&before, &after, &settings) {
+            Ok(comparison) => comparison,
+            Err(error) => {
+                let [before, after] = pair.map(|kernel| &kernel.name);
+                let line = format!("{before} and {after} are not compared: {error}\n\n");
+                report.push_str(&line);
+                markdown.push_str(&line);
+                status = RunStatus::Failed;
+                refused.get_or_insert(error);
+                continue;
+            }
+        };
+        compared += 1;
         report.push_str(&format!("{}\n", render::text(&comparison)));
         markdown.push_str(&format!("{}\n", render::markdown(&comparison)));
         let page = render::html(&comparison);
@@ -67,7 +85,9 @@ pub fn compare(
     }
     run_directory.write_report(&report)?;
     print(&match options.report.format {
-        ReportFormat::Cover if kernels.len() > 1 => cover(run_directory, kernels, &settings)?,
+        ReportFormat::Cover if kernels.len() > 1 && refused.is_none() => {
+            cover(run_directory, kernels, &settings)?
+        }
         ReportFormat::Markdown => markdown,
         _ => report,
     })?;
@@ -77,7 +97,10 @@ pub fn compare(
     if let Some(html) = html {
         publish_html(run_directory, &html)?;
     }
-    Ok(status)
+    match refused {
+        Some(error) if compared == 0 => Err(error.into()),
+        _ => Ok(status),
+    }
 }
 
 /// Returns the text for a cover letter: the subject of each kernel, and the comparison.
@@ -145,8 +168,11 @@ mod tests {
     use super::*;
     use crate::{jobs::matrix::tests::options, options::RunPath, shell::Shell};
 
-    /// Compares three kernels with these times of `create`, and returns status and report.
-    fn compare_three(times: [u64; 3]) -> (RunStatus, String) {
+    const COMMITS: &str = "lab --git tree a..b --each";
+
+    /// Compares three kernels with these times of `create`, and returns status and report. A time of 0
+    /// is that of another configuration.
+    fn compare_three(line: &str, times: [u64; 3]) -> (Result<RunStatus, LabError>, String) {
         let directory = tempfile::tempdir().unwrap();
         let kernels = ["before", "1-0123", "after"]
             .map(|name| Kernel::placeholder(name.to_owned(), "Image".into()));
@@ -159,8 +185,9 @@ mod tests {
                 serde_json::from_value(serde_json::json!({
                     "schema": granule_types::record::SCHEMA, "engine": "kvm", "phase": "create",
                     "ns": time + seed,
-                    "config": {"mode": "", "backing": "anonymous", "memory": 65536, "vcpus": 1,
-                               "seed": seed, "iteration": 0},
+                    "config": {"mode": "", "backing": "anonymous", "memory": 65536,
+                               "vcpus": if time == 0 { 2 } else { 1 }, "seed": seed,
+                               "iteration": 0},
                 }))
                 .unwrap()
             };
@@ -168,20 +195,39 @@ mod tests {
             let text = record_lines(&records).unwrap();
             std::fs::write(run_directory.results_path(kernel), text).unwrap();
         }
-        let options = options("lab --git tree a..b --each");
-        let status = compare(&options, &run_directory, &kernels, "\nfunctions\n").unwrap();
+        let status = compare(&options(line), &run_directory, &kernels, "\nfunctions\n");
         (status, std::fs::read_to_string(directory.path().join("comparison.txt")).unwrap())
     }
 
     #[test]
     fn a_regression_of_one_commit_fails_the_run_although_a_later_one_compensates_it() {
-        assert_eq!(compare_three([1_000_000, 2_000_000, 1_000_000]).0, RunStatus::Failed);
-        assert_eq!(compare_three([1_000_000; 3]).0, RunStatus::Passed);
+        let status = |times| compare_three(COMMITS, times).0.unwrap();
+
+        assert_eq!(status([1_000_000, 2_000_000, 1_000_000]), RunStatus::Failed);
+        assert_eq!(status([1_000_000; 3]), RunStatus::Passed);
+    }
+
+    #[test]
+    fn images_are_compared_although_their_versions_are_unknown() {
+        let (status, report) = compare_three("lab --image a --image b", [1_000_000; 3]);
+
+        assert_eq!(status.unwrap(), RunStatus::Passed, "{report}");
+    }
+
+    #[test]
+    fn a_pair_that_cannot_be_compared_leaves_the_other_comparisons() {
+        let (status, report) = compare_three(COMMITS, [1_000_000, 0, 1_000_000]);
+        let (none, _) = compare_three("lab", [1_000_000; 3]);
+
+        assert_eq!(status.unwrap(), RunStatus::Failed);
+        assert!(report.contains("before and 1-0123 are not compared: no phase"), "{report}");
+        assert!(report.contains("create"), "{report}");
+        assert!(matches!(none.unwrap_err(), LabError::Compare(_)));
     }
 
     #[test]
     fn functions_are_below_the_comparison() {
-        let (_, report) = compare_three([1_000_000; 3]);
+        let (_, report) = compare_three(COMMITS, [1_000_000; 3]);
 
         assert!(report.ends_with("\n\nfunctions\n"), "{report}");
     }
