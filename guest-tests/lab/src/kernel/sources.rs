@@ -244,8 +244,10 @@ fn unpack(shell: Shell, directory: &Path, origin: &Path) -> Result<PathBuf, Comm
         tarball = inner_tarball(&partial.join("package/usr/src"));
     }
     shell.create_dir(&unpacked)?;
+    // Objects of an earlier import may be newer than the times in the tarball, and make would keep
+    // them: the files have the time of this import.
     let unpack = Command::new("unpacking the source", "tar")
-        .args(["--strip-components=1", "-xf"])
+        .args(["--strip-components=1", "--touch", "-xf"])
         .arg(&tarball)
         .arg("-C")
         .arg(&unpacked)
@@ -309,17 +311,32 @@ mod tests {
         assert!(error.contains("is Linux 6.12, --base is 5.10"), "{error}");
     }
 
+    /// Returns the path of a tarball in `directory` with files of the year 1970.
+    fn tarball(directory: &Path) -> PathBuf {
+        small_tree(&directory.join("linux-6.12"));
+        let tarball = directory.join("linux.tar");
+        let pack = Command::new("packing", "tar").args(["--mtime=@1", "-cf"]).arg(&tarball);
+        pack.args(["-C".as_ref(), directory, "linux-6.12".as_ref()]).run().unwrap();
+        tarball
+    }
+
+    #[test]
+    fn imported_files_are_newer_than_the_objects_of_an_earlier_import() {
+        let directory = tempfile::tempdir().unwrap();
+        let tarball = tarball(directory.path());
+        let object = fs::metadata(&tarball).unwrap().modified().unwrap();
+
+        let cache = directory.path().join("cache");
+        let source = Source::open_path(Shell::new(false), &cache, &tarball).unwrap();
+
+        let file = fs::metadata(source.repository.work_tree().join("Makefile")).unwrap();
+        assert!(file.modified().unwrap() >= object);
+    }
+
     #[test]
     fn a_tarball_is_imported_once_without_its_top_directory() {
         let directory = tempfile::tempdir().unwrap();
-        small_tree(&directory.path().join("linux-6.12"));
-        let tarball = directory.path().join("linux.tar");
-        let pack = Command::new("packing", "tar").arg("-cf").arg(&tarball).args([
-            "-C".as_ref(),
-            directory.path(),
-            "linux-6.12".as_ref(),
-        ]);
-        pack.run().unwrap();
+        let tarball = tarball(directory.path());
         let cache = directory.path().join("cache");
 
         let first = Source::open_path(Shell::new(false), &cache, &tarball).unwrap();
