@@ -95,15 +95,15 @@ impl Report {
                 }
             }
             for defect in defects {
-                let index = *known.entry(defect.identity()).or_insert(findings.len());
+                // A line may name a function that does not identify the defect, and so apply to one
+                // caller only.
+                let applied = suppressions.iter().find(|line| line.applies_to(defect));
+                let suppressed = applied.map(|line| line.reason.clone());
+                let identity = (defect.identity(), suppressed.clone());
+                let index = *known.entry(identity).or_insert(findings.len());
                 if index == findings.len() {
-                    let applied = suppressions.iter().find(|line| line.applies_to(defect));
-                    let suppressed = applied.map(|line| line.reason.clone());
-                    findings.push(ReportedFinding {
-                        defect: defect.clone(),
-                        suppressed,
-                        jobs: Vec::new(),
-                    });
+                    let (defect, jobs) = (defect.clone(), Vec::new());
+                    findings.push(ReportedFinding { defect, suppressed, jobs });
                 }
                 let (kernel, job, count) = (kernel.clone(), job.clone(), defect.count);
                 let occurrences = &mut findings[index].jobs;
@@ -113,7 +113,9 @@ impl Report {
                 }
             }
         }
-        let is_used = |line: &Suppression| findings.iter().any(|one| line.applies_to(&one.defect));
+        let all =
+            || jobs.iter().filter_map(|job| job.checked.as_ref()).flat_map(|one| &one.defects);
+        let is_used = |line: &Suppression| all().any(|defect| line.applies_to(defect));
         let unused = suppressions.iter().filter(|line| !is_used(line)).cloned().collect();
         Self { jobs, findings, unapplied: unapplied.into_iter().collect(), unused, remedy }
     }
@@ -392,6 +394,26 @@ pub mod tests {
         assert!(text.contains("suppressed: returned-unclean in leaf, 4 violations: known\n"));
         assert!(text.contains("unused suppression in line 2: wrong-ttl leaf\n"));
         assert!(text.ends_with("1 finding, 1 suppressed\n"), "{text}");
+    }
+
+    #[test]
+    fn a_suppression_of_one_caller_applies_to_the_jobs_with_this_caller() {
+        let of = |kernel, caller| {
+            job(kernel, checked(vec![defect("returned-unclean", &["a", "b", "c", "d", caller])]))
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "returned-unclean second # known\n").unwrap();
+        let lines = suppressions::read(file.path()).unwrap();
+
+        for callers in [["first", "second"], ["second", "first"]] {
+            let jobs = callers.map(|caller| of(caller, caller)).to_vec();
+
+            let report = Report::new(jobs, &lines, REMEDY);
+
+            let kernels: Vec<_> = report.defects().map(|one| one.jobs[0].kernel.clone()).collect();
+            assert_eq!(kernels, ["first"]);
+            assert!(!report.text().contains("unused suppression"), "{}", report.text());
+        }
     }
 
     #[test]
