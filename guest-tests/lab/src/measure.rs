@@ -60,7 +60,8 @@ pub struct Measurement {
     pub failures: Vec<FailedJob>,
 }
 
-/// Builds the kernel of a recipe, unless it is cached, and prints each remark once.
+/// Builds the kernel of a recipe, unless it is cached, and prints each remark once. The inner error is
+/// that of a source that does not build, or whose kernel the lab cannot use.
 pub fn build(
     shell: Shell,
     paths: &Paths,
@@ -68,12 +69,13 @@ pub fn build(
     options: &BuildOptions,
     recipe: &Recipe,
     progress: &Progress,
-) -> Result<Kernel, LabError> {
+) -> Result<Result<Kernel, LabError>, LabError> {
     let _lock = lock_cache(shell, &paths.cache)?;
     let builder = KernelBuilder::new(shell, paths, source, options)?;
-    let (kernel, mismatches) = builder.build(&builder.plan(recipe)?)?;
-    mismatches.iter().for_each(|message| progress.print_note_once(message));
-    Ok(kernel)
+    Ok(builder.build(&builder.plan(recipe)?).map(|(kernel, mismatches)| {
+        mismatches.iter().for_each(|message| progress.print_note_once(message));
+        kernel
+    }))
 }
 
 /// Runs the jobs on a kernel of this cache, which keeps it meanwhile; its files are in the run
@@ -97,4 +99,37 @@ pub fn measure(
     let (records, failures) =
         queue.run_directory.write_kernel_records(kernel, jobs, results, queue.progress)?;
     Ok(Some(Measurement { records, failures }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        jobs::matrix::tests::options,
+        kernel::revisions::{UserTree, tests::repository},
+    };
+
+    #[test]
+    fn a_kernel_without_a_required_symbol_is_one_that_does_not_build() {
+        let user = repository(&["1"]);
+        let commit = UserTree(user.path()).commit("HEAD").unwrap();
+        let cache = tempfile::tempdir().unwrap();
+        let options = options(&format!("lab --cache {}", cache.path().display()));
+        let paths = Paths::new(&options.common).unwrap();
+        let (shell, tree) = (Shell::new(true), commit.tree.clone());
+        let source = Source::open_git(shell, cache.path(), user.path(), tree).unwrap();
+        let recipe = Recipe::of_commit("x".to_owned(), commit);
+        let build_options = &options.common.kernels.build;
+        let builder = KernelBuilder::new(shell, &paths, &source, build_options).unwrap();
+        let image = builder.plan(&recipe).unwrap().image();
+        std::fs::create_dir_all(image.parent().unwrap()).unwrap();
+        std::fs::write(&image, "image").unwrap();
+        std::fs::write(image.with_file_name("config"), "# CONFIG_KVM is not set\n").unwrap();
+        let progress = Progress::new(true);
+
+        let built = build(shell, &paths, &source, build_options, &recipe, &progress).unwrap();
+
+        let error = built.unwrap_err().to_string();
+        assert!(error.contains("lacks CONFIG_"), "{error}");
+    }
 }

@@ -299,7 +299,7 @@ impl<'a> Bisection<'a> {
             return Ok(known.figure);
         }
         self.progress.start_stage(format!("kernel of {}", commit.title()));
-        let (image_sha256, figure) = match self.build(commit) {
+        let (image_sha256, figure) = match self.build(commit)? {
             Ok(kernel) => {
                 let image = kernel.image_sha256.clone();
                 let mut measured = self.state.measured.iter();
@@ -310,11 +310,10 @@ impl<'a> Bisection<'a> {
                 };
                 (Some(image), figure)
             }
-            Err(error @ LabError::Failed { .. }) => {
+            Err(error) => {
                 self.progress.print_note(&with_causes(&error));
                 (None, None)
             }
-            Err(error) => return Err(error),
         };
         if self.shell.is_dry_run() {
             return Ok(None);
@@ -331,7 +330,8 @@ impl<'a> Bisection<'a> {
         Ok(figure)
     }
 
-    fn build(&self, commit: &Commit) -> Result<Kernel, LabError> {
+    /// Builds the kernel of a commit; the inner error is that of a commit that is skipped.
+    fn build(&self, commit: &Commit) -> Result<Result<Kernel, LabError>, LabError> {
         let recipe = Recipe::of_commit(commit.short_hash().to_owned(), commit.clone());
         let options = &self.options.serial.build;
         measure::build(self.shell, &self.paths, &self.source, options, &recipe, &self.progress)

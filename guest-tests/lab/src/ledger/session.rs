@@ -194,16 +194,15 @@ impl<'a> Session<'a> {
         recipe: &Recipe,
     ) -> Result<Option<(Option<String>, Outcome)>, LabError> {
         let build = &self.options.serial.build;
-        let built = measure::build(self.shell, &self.paths, source, build, recipe, &self.progress);
+        let built = measure::build(self.shell, &self.paths, source, build, recipe, &self.progress)?;
         let kernel = match built {
             Ok(kernel) => kernel,
-            Err(error @ (LabError::Failed { .. } | LabError::Unusable(_))) => {
+            Err(error) => {
                 let text = with_causes(&error);
                 self.progress.print_note(&text);
                 let reason = format!("does not build: {}", reason(&text));
                 return Ok(Some((None, Outcome::Failure(reason))));
             }
-            Err(error) => return Err(error),
         };
         let run_directory = match self.run_directory.take() {
             Some(created) => created,
