@@ -13,7 +13,7 @@
 use std::{
     collections::BTreeMap,
     env,
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     path::{Path, PathBuf},
 };
 
@@ -197,19 +197,8 @@ impl Plan {
 
     /// Writes `plan.json` in the run directory, and locks the directory until the file is dropped.
     pub fn claim(&self, run_directory: &RunDirectory) -> Result<File, LabError> {
-        let path = run_directory.path();
-        let failed = |error| CommandError::file("lock the run directory", path, error);
-        let lock = File::create(path.join(".lock")).map_err(failed)?;
-        match lock.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                return Err(LabError::Unusable(format!(
-                    "another process executes the run in {}: wait for its end, or end it",
-                    path.display()
-                )));
-            }
-            result => result.map_err(|error| failed(error.into()))?,
-        }
-        Shell::new(false).replace(&Self::path_in(path), self.text()?)?;
+        let lock = run_directory.lock()?;
+        Shell::new(false).replace(&Self::path_in(run_directory.path()), self.text()?)?;
         Ok(lock)
     }
 

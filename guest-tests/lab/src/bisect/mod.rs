@@ -16,7 +16,7 @@ mod options;
 mod search;
 mod state;
 
-use std::path::Path;
+use std::{fs::File, path::Path};
 
 use granule_types::backing::Backing;
 
@@ -155,6 +155,8 @@ struct Bisection<'a> {
     executor: Executor,
     jobs: Vec<PlannedJob>,
     run_directory: RunDirectory,
+    /// Lock of the run directory; absent in a dry run.
+    _lock: Option<File>,
     source: Source,
     state: State,
     good_figure: u64,
@@ -187,7 +189,8 @@ impl<'a> Bisection<'a> {
                 (RunDirectory::create(shell, &paths.out)?, state)
             }
         };
-        if !shell.is_dry_run() {
+        let lock = (!shell.is_dry_run()).then(|| run_directory.lock()).transpose()?;
+        if lock.is_some() {
             state.write(shell, run_directory.path())?;
         }
         executor.copy_programs(shell, &run_directory)?;
@@ -208,6 +211,7 @@ impl<'a> Bisection<'a> {
             jobs,
             run_directory,
             source,
+            _lock: lock,
             state,
             good_figure,
             boots,

@@ -18,7 +18,8 @@
 //! Except for paths in command lines, the contents do not depend on time or machine.
 
 use std::{
-    fs, io,
+    fs::{self, File, TryLockError},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -86,6 +87,22 @@ impl RunDirectory {
         match shell.is_dry_run() {
             true => Ok(()),
             false => Err(CommandError::file("use the run directory", path, error)),
+        }
+    }
+
+    /// Locks the directory until the file is dropped.
+    ///
+    /// # Errors
+    /// Another process holds the lock.
+    pub fn lock(&self) -> Result<File, LabError> {
+        let failed = |error| CommandError::file("lock the run directory", &self.path, error);
+        let lock = File::create(self.path.join(".lock")).map_err(failed)?;
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(LabError::Unusable(format!(
+                "another process executes the run in {}: wait for its end, or end it",
+                self.path.display()
+            ))),
+            result => Ok(result.map(|()| lock).map_err(|error| failed(error.into()))?),
         }
     }
 
@@ -311,6 +328,19 @@ mod tests {
 
         assert_eq!((kept.as_str(), second.as_str()), ("first", "second"));
         assert_eq!(sorted_entries(&run.path().join("programs")), ["granule"]);
+    }
+
+    #[test]
+    fn one_process_at_a_time_locks_a_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = RunDirectory::of_path(directory.path());
+
+        let first = run.lock().unwrap();
+        let second = run.lock().unwrap_err().to_string();
+        drop(first);
+
+        assert!(second.contains("another process executes the run"), "{second}");
+        run.lock().unwrap();
     }
 
     #[test]
