@@ -78,8 +78,8 @@ impl RunDirectory {
         let error = match fs::read_dir(path).map(|mut entries| entries.next().is_some()) {
             Ok(true) => io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "it is not empty; remove it, set another one with --out, or continue its run with \
-                 --resume",
+                "it is not empty; remove it, set another one with --out, or add --resume, with \
+                 which granule lab and its bisect continue a run",
             ),
             Err(error) if error.kind() != io::ErrorKind::NotFound => error,
             _ => return Ok(()),

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Measures the kernels of a ledger one after the other.
 
-use std::fs;
+use std::{
+    fs::{self, File},
+    path::Path,
+};
 
 use super::{
     LedgerOptions,
@@ -28,6 +31,9 @@ use crate::{
     shell::{Shell, absolute, sha256},
     values::LinuxVersion,
 };
+
+/// Empty file in the run directory of a ledger.
+const MARKER: &str = ".ledger";
 
 /// Kernel that a command requests.
 #[derive(Debug, Clone)]
@@ -69,8 +75,8 @@ pub struct Session<'a> {
     jobs: Vec<PlannedJob>,
     /// Hash of the arm64 `granule` and the counting plugin.
     program: String,
-    /// Directory of this run, created for the first kernel that is measured.
-    run_directory: Option<RunDirectory>,
+    /// Directory of this run and its lock, created for the first kernel that is measured.
+    run_directory: Option<(RunDirectory, Option<File>)>,
 }
 
 impl<'a> Session<'a> {
@@ -78,6 +84,7 @@ impl<'a> Session<'a> {
         let common = options.serial.common(None);
         let mut paths = Paths::new(&common)?;
         match &paths.out {
+            RunPath::Given(path) if is_of_ledger(path) => {}
             RunPath::Given(path) => {
                 RunDirectory::check_unused(Shell::new(options.serial.output.dry_run), path)?;
             }
@@ -107,7 +114,7 @@ impl<'a> Session<'a> {
 
     pub fn finish(&self) {
         self.progress.finish();
-        if let Some(run_directory) =
+        if let Some((run_directory, _)) =
             self.run_directory.as_ref().filter(|_| !self.shell.is_dry_run())
         {
             eprintln!("lab: run directory: {}", run_directory.path().display());
@@ -204,15 +211,15 @@ impl<'a> Session<'a> {
                 return Ok(Some((None, Outcome::Failure(reason))));
             }
         };
-        let run_directory = match self.run_directory.take() {
-            Some(created) => created,
+        let open = match self.run_directory.take() {
+            Some(open) => open,
             None => {
-                let created = RunDirectory::create(self.shell, &self.paths.out)?;
-                self.executor.copy_programs(self.shell, &created)?;
-                created
+                let open = open_run_directory(self.shell, &self.paths.out)?;
+                self.executor.copy_programs(self.shell, &open.0)?;
+                open
             }
         };
-        let run_directory = self.run_directory.insert(run_directory);
+        let (run_directory, _) = self.run_directory.insert(open);
         let queue = JobQueue {
             executor: &self.executor,
             shell: self.shell,
@@ -231,6 +238,25 @@ impl<'a> Session<'a> {
         };
         Ok(Some((Some(kernel.image_sha256), outcome)))
     }
+}
+
+/// Reports whether a run directory is that of a ledger, whose jobs have their inputs in their outcomes.
+fn is_of_ledger(path: &Path) -> bool {
+    path.join(MARKER).is_file()
+}
+
+/// Creates the directory of a run, or opens that of an earlier one, and locks it unless the run is dry.
+fn open_run_directory(
+    shell: Shell,
+    path: &RunPath,
+) -> Result<(RunDirectory, Option<File>), LabError> {
+    let run_directory = match path {
+        RunPath::Given(path) if is_of_ledger(path) => RunDirectory::of_path(path),
+        path => RunDirectory::create(shell, path)?,
+    };
+    let lock = (!shell.is_dry_run()).then(|| run_directory.lock()).transpose()?;
+    shell.write(&run_directory.path().join(MARKER), "")?;
+    Ok((run_directory, lock))
 }
 
 /// Returns the event of an error and its first detail in one line, without paths of this machine.
@@ -257,6 +283,23 @@ fn reason(error: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_run_directory_of_an_interrupted_ledger_is_used_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("run");
+        let open = || open_run_directory(Shell::new(false), &RunPath::Given(path.clone()));
+
+        let first = open().unwrap();
+        fs::create_dir(path.join("linux-5.10")).unwrap();
+        let while_locked = open().unwrap_err().to_string();
+        drop(first);
+
+        assert!(while_locked.contains("another process"), "{while_locked}");
+        assert_eq!(open().unwrap().0.path(), path);
+        fs::remove_file(path.join(MARKER)).unwrap();
+        assert!(with_causes(&open().unwrap_err()).contains("not empty"));
+    }
 
     #[test]
     fn a_reason_has_the_event_and_its_detail_without_paths() {
