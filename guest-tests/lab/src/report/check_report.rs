@@ -40,15 +40,17 @@ pub fn publish(
     for (kernel, results) in run.kernels.iter().zip(results) {
         for (job, result) in run.jobs.iter().zip(results) {
             let directory = run_directory.job_path(&kernel.name, &job.name);
+            let checked = Checked::read(&directory.join(DEFECTS));
+            let unread = || checked.as_ref().err().map(|error| with_causes(error));
             let error = match result {
-                Some(Ok(outcome)) => failure(workload, &outcome),
+                Some(Ok(outcome)) => failure(workload, &outcome).or_else(unread),
                 Some(Err(error)) => Some(with_causes(&error)),
                 None => Some(KERNEL_DOES_NOT_BOOT.to_owned()),
             };
             jobs.push(CheckedJob {
                 kernel: kernel.name.clone(),
                 job: job.name.clone(),
-                checked: Checked::read(&directory.join(DEFECTS)).ok(),
+                checked: checked.ok(),
                 error,
             });
         }
@@ -123,4 +125,57 @@ fn finish(report: &Report, format: CheckFormat) -> Result<RunStatus, LabError> {
         ));
     }
     Ok(if report.defects().next().is_some() { RunStatus::Failed } else { RunStatus::Passed })
+}
+
+#[cfg(test)]
+mod tests {
+    use granule_types::units::Nanoseconds;
+
+    use super::*;
+    use crate::{
+        check::defect::tests::checked,
+        host::job::JobReport,
+        jobs::matrix::{self, tests::options},
+        kernel::Kernel,
+        values::PageSize,
+    };
+
+    #[test]
+    fn unreadable_findings_of_a_job_are_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let run_directory = RunDirectory::of_path(directory.path());
+        let options = options("lab -s 4k --seeds 2");
+        let jobs = matrix::jobs(&options, PageSize::Kib4, &[]);
+        let kernels = [Kernel::placeholder("base".to_owned(), "Image".into())];
+        let paths = [0, 1].map(|job: usize| run_directory.job_path("base", &jobs[job].name));
+        for path in &paths {
+            std::fs::create_dir_all(path).unwrap();
+            checked(Vec::new()).write(&path.join(DEFECTS)).unwrap();
+        }
+        let publish = || {
+            let outcome = |_| {
+                let report = JobReport {
+                    ending: TestEnding::Exited { code: 0, ns: Nanoseconds(1) },
+                    host: None,
+                    stdout: String::new(),
+                    stderr: String::new(),
+                    results: String::new(),
+                };
+                Some(Ok(JobOutcome { report, segments: Vec::new() }))
+            };
+            let findings = FindingsOptions { suppress: None, format: CheckFormat::Text };
+            let run = RunInfo { kernels: &kernels, jobs: &jobs, emulator: "QEMU" };
+            let results = vec![jobs.iter().map(outcome).collect()];
+            publish(&findings, &options.workload, &run_directory, run, results)
+        };
+
+        let complete = publish().unwrap();
+        std::fs::write(paths[1].join(DEFECTS), "").unwrap();
+        let empty = publish().unwrap_err().to_string();
+
+        assert_eq!(complete, RunStatus::Passed);
+        assert!(empty.contains("findings may be missing"), "{empty}");
+        let text = std::fs::read_to_string(directory.path().join("findings.txt")).unwrap();
+        assert!(text.contains("error: cannot read"), "{text}");
+    }
 }
