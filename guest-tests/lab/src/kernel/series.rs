@@ -165,8 +165,8 @@ pub fn stacks(
     Ok(stacks)
 }
 
-/// Returns the requested series, each after its required series. The flag is true for a series that
-/// is required but not requested.
+/// Returns the requested series, each once and after its required series. The flag is true for a series
+/// that is required but not requested.
 fn resolve_required(
     linux: &Path,
     base: LinuxVersion,
@@ -174,6 +174,10 @@ fn resolve_required(
 ) -> Vec<(String, bool)> {
     let mut series: Vec<(String, bool)> = Vec::new();
     for name in &kernels.series {
+        if let Some((_, is_only_required)) = series.iter_mut().find(|(listed, _)| listed == name) {
+            *is_only_required = false;
+            continue;
+        }
         let mut chain = vec![(name.clone(), false)];
         while let Ok(file) = SeriesFile::read(linux, base, &chain[0].0)
             && let Some(below) = file.required_series
@@ -229,6 +233,8 @@ mod tests {
             (&["one"], None, true, "base 0, one-1 1, one-2 2, one 3"),
             (&["up"], None, false, "base 0, one 3, up 5"),
             (&["one", "up"], None, false, "base 0, one+up 5"),
+            (&["up", "one"], None, false, "base 0, one+up 5"),
+            (&["one", "one"], None, false, "base 0, one 3"),
             (&["up"], None, true, "base 0, one 3, up-1 4, up 5"),
         ] {
             let stacks = build_stacks(series, patches, each).unwrap();
