@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Instructions of all CPUs between two functions, such as from the trace of a fault to that of the next
-//! entry into a guest. Under `-icount` each takes a nanosecond of the machine's clock, which a program
-//! in the machine reads.
+//! Instructions between two functions, such as from the trace of a fault to that of the next entry into a
+//! guest.
+//!
+//! Those of all CPUs each take a nanosecond of the machine's clock under `-icount`, which a program in
+//! the machine reads. Those of one CPU are its own, such as a guest's between entry and exit, while
+//! other CPUs execute the VMM.
 //!
 //! A call of the first function starts an interval, also one inside another, and a call of the second
 //! one ends it. A call of a third one cancels it. The calls are those of one thread, which may change
 //! its CPU: with several threads, intervals would be mixed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::{hexadecimal::hexadecimal, segments::Event};
 
@@ -18,10 +21,12 @@ pub struct IntervalArguments {
     pub name: String,
     /// Functions that start, end and cancel an interval.
     pub functions: [u64; 3],
+    /// Indicates that only the CPU that starts an interval is counted.
+    pub is_of_one_cpu: bool,
 }
 
 impl IntervalArguments {
-    /// Parses `NAME:HEXSTART:HEXEND:HEXCANCEL`.
+    /// Parses `NAME:HEXSTART:HEXEND:HEXCANCEL`, or this and `:cpu`.
     pub fn parse(value: &str) -> Option<Self> {
         let mut parts = value.split(':');
         let name = parts.next().filter(|name| !name.is_empty())?.to_owned();
@@ -29,7 +34,12 @@ impl IntervalArguments {
         for function in &mut functions {
             *function = hexadecimal(parts.next()?)?;
         }
-        parts.next().is_none().then_some(Self { name, functions })
+        let is_of_one_cpu = match parts.next() {
+            None => false,
+            Some("cpu") => true,
+            Some(_) => return None,
+        };
+        parts.next().is_none().then_some(Self { name, functions, is_of_one_cpu })
     }
 }
 
@@ -37,9 +47,12 @@ impl IntervalArguments {
 #[derive(Debug)]
 pub struct CountedInterval {
     functions: [u64; 3],
+    is_of_one_cpu: bool,
     /// Slots of the number of intervals and of their instructions.
     slots: [usize; 2],
-    /// Instructions that all CPUs have executed.
+    /// Row of the CPU that started the last interval.
+    row: AtomicUsize,
+    /// Instructions that all CPUs have executed, or the one that started the last interval.
     executed: AtomicU64,
     /// This number at the start of an interval; [`NONE`] outside.
     start: AtomicU64,
@@ -51,9 +64,10 @@ const NONE: u64 = u64::MAX;
 impl CountedInterval {
     /// Returns the intervals between functions, with the slots of their counts.
     pub fn new(arguments: IntervalArguments, slot: impl Fn(Event) -> usize) -> Self {
-        let IntervalArguments { name, functions } = arguments;
+        let IntervalArguments { name, functions, is_of_one_cpu } = arguments;
         let slots = [Event::Interval(name.clone()), Event::InInterval(name)].map(slot);
-        Self { functions, slots, executed: AtomicU64::new(0), start: AtomicU64::new(NONE) }
+        let (row, executed, start) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(NONE));
+        Self { functions, is_of_one_cpu, slots, row, executed, start }
     }
 
     /// Returns the number of the function at an address: 0 starts an interval, 1 ends one, and 2
@@ -62,9 +76,11 @@ impl CountedInterval {
         self.functions.iter().position(|function| *function == address)
     }
 
-    /// Adds instructions of any CPU.
-    pub fn execute(&self, instructions: u64) {
-        self.executed.fetch_add(instructions, Ordering::Relaxed);
+    /// Adds instructions of the CPU of a row.
+    pub fn execute(&self, row: usize, instructions: u64) {
+        if !self.is_of_one_cpu || self.row.load(Ordering::Relaxed) == row {
+            self.executed.fetch_add(instructions, Ordering::Relaxed);
+        }
     }
 
     /// Divides an interval at the end of a segment: returns the slot and number of the instructions that
@@ -78,8 +94,12 @@ impl CountedInterval {
         })
     }
 
-    /// Passes a boundary. Returns the slots and increments of the interval that it ends.
-    pub fn pass(&self, boundary: usize) -> Option<[(usize, u64); 2]> {
+    /// Passes a boundary on the CPU of a row. Returns the slots and increments of the interval that it
+    /// ends.
+    pub fn pass(&self, row: usize, boundary: usize) -> Option<[(usize, u64); 2]> {
+        if boundary == 0 {
+            self.row.store(row, Ordering::Relaxed);
+        }
         let executed = self.executed.load(Ordering::Relaxed);
         let next = if boundary == 0 { executed } else { NONE };
         let start = self.start.swap(next, Ordering::Relaxed);
@@ -92,14 +112,32 @@ impl CountedInterval {
 mod tests {
     use super::*;
 
+    fn interval(functions: [u64; 3], is_of_one_cpu: bool) -> CountedInterval {
+        let arguments = IntervalArguments { name: "f".to_owned(), functions, is_of_one_cpu };
+        let slot = |event| usize::from(event == Event::InInterval("f".to_owned()));
+        CountedInterval::new(arguments, slot)
+    }
+
+    #[test]
+    fn an_interval_of_one_cpu_has_only_its_instructions() {
+        for (is_of_one_cpu, expected) in [(false, 12), (true, 5)] {
+            let interval = interval([0x10, 0x20, 0x20], is_of_one_cpu);
+            interval.execute(1, 3);
+            interval.pass(1, 0);
+
+            interval.execute(2, 7);
+            interval.execute(1, 5);
+
+            assert_eq!(interval.pass(1, 1), Some([(0, 1), (1, expected)]));
+        }
+    }
+
     #[test]
     fn an_interval_lasts_from_its_last_start_to_its_end() {
-        let arguments = IntervalArguments { name: "f".to_owned(), functions: [0x10, 0x20, 0x30] };
-        let slot = |event| usize::from(event == Event::InInterval("f".to_owned()));
-        let interval = CountedInterval::new(arguments, slot);
+        let interval = interval([0x10, 0x20, 0x30], false);
         let pass = |instructions, address| {
-            interval.execute(instructions);
-            let counts = interval.pass(interval.boundary(address).unwrap());
+            interval.execute(0, instructions);
+            let counts = interval.pass(0, interval.boundary(address).unwrap());
             counts.map(|[count, (slot, length)]| {
                 assert_eq!((count, slot), ((0, 1), 1));
                 length
@@ -121,26 +159,27 @@ mod tests {
 
     #[test]
     fn the_end_of_a_segment_divides_an_interval() {
-        let arguments = IntervalArguments { name: "f".to_owned(), functions: [0x10, 0x20, 0x20] };
-        let interval = CountedInterval::new(arguments, |event| {
-            usize::from(event == Event::InInterval("f".to_owned()))
-        });
+        let interval = interval([0x10, 0x20, 0x20], false);
 
         assert_eq!(interval.split(), None);
-        interval.pass(0);
-        interval.execute(5);
+        interval.pass(0, 0);
+        interval.execute(0, 5);
         assert_eq!(interval.split(), Some((1, 5)));
-        interval.execute(2);
-        assert_eq!(interval.pass(1), Some([(0, 1), (1, 2)]));
+        interval.execute(0, 2);
+        assert_eq!(interval.pass(0, 1), Some([(0, 1), (1, 2)]));
         assert_eq!(interval.split(), None);
     }
 
     #[test]
     fn an_interval_has_a_name_and_three_addresses() {
-        let expected = IntervalArguments { name: "f".to_owned(), functions: [1, 2, 0xff] };
+        let expected = |is_of_one_cpu| {
+            let functions = [1, 2, 0xff];
+            Some(IntervalArguments { name: "f".to_owned(), functions, is_of_one_cpu })
+        };
 
-        assert_eq!(IntervalArguments::parse("f:1:2:0xff"), Some(expected));
-        for malformed in ["f", ":1:2:3", "f:1:2", "f:1:2:3:4", "f:1:2:x"] {
+        assert_eq!(IntervalArguments::parse("f:1:2:0xff"), expected(false));
+        assert_eq!(IntervalArguments::parse("f:1:2:0xff:cpu"), expected(true));
+        for malformed in ["f", ":1:2:3", "f:1:2", "f:1:2:3:4", "f:1:2:x", "f:1:2:3:cpu:"] {
             assert_eq!(IntervalArguments::parse(malformed), None, "{malformed}");
         }
     }

@@ -17,8 +17,9 @@
 //!   leaves early counts as a whole, and again when it is entered again.
 //! * `span=NAME:HEXADDRESS`: makes each call of the function at this virtual address a
 //!   [segment](span) of its own.
-//! * `interval=NAME:HEXSTART:HEXEND:HEXCANCEL`: counts the [intervals](interval) between the functions
-//!   at these virtual addresses as `NAME`, and their instructions as `NAME_ns`.
+//! * `interval=NAME:HEXSTART:HEXEND:HEXCANCEL[:cpu]`: counts the [intervals](interval) between the
+//!   functions at these virtual addresses as `NAME`, and their instructions as `NAME_ns`: those of all
+//!   CPUs, or with `:cpu` of the one that started the interval.
 //! * `stores=on`, `barriers=on`: counts store instructions as `stores`, and each `DSB` and `ISB` by
 //!   its assembler name.
 //! * `blocks=on`: counts the executions of each [block of code](blocks) and of its instructions.

@@ -371,9 +371,10 @@ unsafe extern "C" fn on_counted_instruction(cpu: c_uint, slot: *mut c_void) {
 
 unsafe extern "C" fn on_interval_boundary(cpu: c_uint, boundary: *mut c_void) {
     let Some(plugin) = PLUGIN.get() else { return };
-    let counts = plugin.interval.as_ref().and_then(|own| own.pass(boundary.addr()));
-    for (slot, increment) in counts.into_iter().flatten() {
-        plugin.segments.count(plugin.counter_row(cpu), slot, increment);
+    let Some(own) = &plugin.interval else { return };
+    let row = plugin.counter_row(cpu);
+    for (slot, increment) in own.pass(row, boundary.addr()).into_iter().flatten() {
+        plugin.segments.count(row, slot, increment);
     }
 }
 
@@ -423,11 +424,15 @@ unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {
     if let Some(elapsed) = &plugin.elapsed_time_meter {
         elapsed.account_block(cpu, block);
     }
+    if plugin.interval.is_none() && plugin.instruction_slot.is_none() {
+        return;
+    }
+    let row = plugin.counter_row(cpu);
     if let Some(own) = &plugin.interval {
-        own.execute(block.instructions);
+        own.execute(row, block.instructions);
     }
     if let Some(slot) = plugin.instruction_slot {
-        plugin.segments.count(plugin.counter_row(cpu), slot, block.instructions);
+        plugin.segments.count(row, slot, block.instructions);
     }
 }
 

@@ -34,7 +34,7 @@ pub const FAULT_STALLS_NS: &str = "fault_stalls_ns";
 const GUEST_FUNCTIONS: [&str; 2] = ["__guest_enter", "__guest_exit"];
 /// Count of entries into the guest, if the time in it is measured.
 pub const GUEST_ENTRIES: &str = "guest_entries";
-/// Count of the instructions in the guest.
+/// Count of the instructions of the vCPU's CPU in the guest.
 pub const GUEST_ENTRIES_NS: &str = "guest_entries_ns";
 
 /// Returns a job for each size of memory and each value of `rodata`.
@@ -120,18 +120,19 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
 /// leaves it out.
 fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
     let measures_faults = job.job.argv.iter().any(|word| word == "--fault-stalls");
-    let (name, functions) = match job.guest_vcpus {
-        1 if measures_faults => (FAULT_STALLS, FAULT_FUNCTIONS),
+    let (name, functions, scope) = match job.guest_vcpus {
+        // `granule run` measures the time of a fault, which passes on all CPUs.
+        1 if measures_faults => (FAULT_STALLS, FAULT_FUNCTIONS, ""),
         1 if job.program.is_none() => {
-            // An entry into the guest is not cancelled.
+            // An entry into the guest is not cancelled. Threads of the VMM run on other CPUs meanwhile.
             let [entry, exit] = GUEST_FUNCTIONS;
-            (GUEST_ENTRIES, [entry, exit, exit])
+            (GUEST_ENTRIES, [entry, exit, exit], ":cpu")
         }
         _ => return String::new(),
     };
     match functions.map(|name| kernel.required_function(name)) {
         [Ok(start), Ok(end), Ok(cancel)] => {
-            format!(",interval={name}:{start:x}:{end:x}:{cancel:x}")
+            format!(",interval={name}:{start:x}:{end:x}:{cancel:x}{scope}")
         }
         _ => String::new(),
     }
@@ -208,6 +209,31 @@ mod tests {
                 .any(|word| word.contains("nokaslr") && word.contains("rodata=full"))
         );
         assert_eq!(job.job.own_work, None);
+    }
+
+    #[test]
+    fn the_time_in_a_guest_is_that_of_one_cpu_and_the_time_of_a_fault_that_of_all() {
+        let map = tempfile::NamedTempFile::new().unwrap();
+        let functions = FAULT_FUNCTIONS.iter().chain(&GUEST_FUNCTIONS).zip(1..);
+        let lines: String =
+            functions.map(|(name, at)| format!("ffff80001000{at}000 T {name}\n")).collect();
+        std::fs::write(map.path(), lines).unwrap();
+        let kernel = Kernel {
+            system_map: Some(map.path().to_owned()),
+            ..Kernel::placeholder("base".to_owned(), "Image".into())
+        };
+        let argument = |line: &str| {
+            let job = matrix::jobs(&options(line), PageSize::Kib4, &[]).remove(0);
+            address_arguments(&kernel, &job).unwrap()
+        };
+
+        let of_guest = argument("guest -s 4k -v 1");
+        let of_faults = argument("guest -s 4k -v 1 --run-arg=--fault-stalls --run-arg=on");
+
+        let enter = "interval=guest_entries:ffff800010004000:ffff800010005000:ffff800010005000:cpu";
+        assert!(of_guest.ends_with(enter), "{of_guest}");
+        assert!(of_faults.contains("interval=fault_stalls:"), "{of_faults}");
+        assert!(!of_faults.ends_with(":cpu"), "{of_faults}");
     }
 
     #[test]
