@@ -9,14 +9,18 @@
 //!
 //! * `dc_long`: `DC` of a line after [`SHORT_RANGE`] others without a `DSB`, beyond the reach of
 //!   the CPU's TLB and caches.
-//! * `atomic_shared`: an atomic operation on a cache line on which another CPU executed the last
-//!   one, so that the line moves between the CPUs.
+//! * `atomic_shared`: an atomic operation that writes to a cache line to which the last one of another
+//!   CPU wrote, so that the line moves between the CPUs. A load-exclusive and a failed
+//!   store-exclusive write nothing and cost `atomic`.
 //!
 //! Two more distinguish barriers: `dsb_store`, a `DSB` of stores alone, and `isb`.
 //!
 //! By default, these four cost the same as other instructions of their classes.
 
-use crate::decode::{SysOperation, maintenance};
+use crate::{
+    decode::{SysOperation, maintenance},
+    stores::LDAPR,
+};
 
 /// Number of `DC` lines in a short range: 4M, the reach of a TLB with 1,024 entries of 4K.
 pub const SHORT_RANGE: u64 = 1 << 16;
@@ -86,8 +90,9 @@ pub enum CostRule {
     DcLine,
     /// Fixed cost of a `DSB`, which ends a range of lines.
     RangeEnd(u64),
-    /// Atomic operation; its cost depends on the CPU that used the cache line last.
-    Atomic,
+    /// Fixed cost of an atomic operation; a write has an additional cost that depends on the CPU that
+    /// wrote to the cache line last.
+    Atomic(u64),
 }
 
 impl CostTable {
@@ -117,7 +122,9 @@ impl CostTable {
             Class::Other if word & ISB_MASK == ISB => {
                 CostRule::Fixed(self.isb.unwrap_or(self.class_cost(Class::Other)))
             }
-            Class::Atomic if self.atomic_shared.is_some() => CostRule::Atomic,
+            Class::Atomic if self.atomic_shared.is_some() => {
+                CostRule::Atomic(self.class_cost(Class::Atomic))
+            }
             class => CostRule::Fixed(self.class_cost(class)),
         }
     }
@@ -127,13 +134,13 @@ impl CostTable {
         self.dc_long.filter(|_| lines >= SHORT_RANGE).unwrap_or(self.class_cost(Class::DcLine))
     }
 
-    /// Returns the cost of an atomic operation. `shared`: another CPU used the cache line last.
-    pub fn atomic_cost(&self, shared: bool) -> u64 {
-        self.atomic_shared.filter(|_| shared).unwrap_or(self.class_cost(Class::Atomic))
+    /// Returns the cost of an atomic write to a cache line of another CPU in addition to the fixed one.
+    pub fn shared_line_cost(&self) -> u64 {
+        self.atomic_shared.unwrap_or(0).saturating_sub(self.class_cost(Class::Atomic))
     }
 
     fn dsb_cost(&self, word: u32) -> u64 {
-        let is_of_stores = (word >> 8) & 3 == 2;
+        let is_of_stores = word & DSB_OPTION_MASK == DSB_STORES;
         self.dsb_store.filter(|_| is_of_stores).unwrap_or(self.class_cost(Class::Dsb))
     }
 
@@ -142,6 +149,11 @@ impl CostTable {
     }
 }
 
+/// Mask of a `DSB` without its shareability domain.
+const DSB_OPTION_MASK: u32 = 0xffff_f3ff;
+/// `DSB` of stores alone, and `DSB` nXS, both without their domains.
+const DSB_STORES: u32 = 0xd503_329f;
+const DSB_NXS: u32 = 0xd503_323f;
 const ISB: u32 = 0xd503_30df;
 /// Mask of an `ISB` without its option.
 const ISB_MASK: u32 = 0xffff_f0ff;
@@ -155,11 +167,11 @@ fn class(word: u32) -> Class {
     if let Some(operation) = maintenance(word) {
         return operation_class(operation);
     }
-    if is(0xffff_f0ff, 0xd503_309f) {
+    if is(0xffff_f0ff, 0xd503_309f) || is(DSB_OPTION_MASK, DSB_NXS) {
         Class::Dsb
     } else if is(0xffff_f3ff, 0xd69f_03e0) || is(0xffff_fbff, 0xd69f_0bff) {
         Class::Exception
-    } else if ATOMICS.iter().any(|&(mask, value)| is(mask, value)) {
+    } else if ATOMICS.iter().any(|&(mask, value)| is(mask, value)) && !is(LDAPR.0, LDAPR.1) {
         Class::Atomic
     } else {
         Class::Other
@@ -197,6 +209,9 @@ mod tests {
             (0xd508_931f, "tlbi vmalle1isnxs", Class::TlbiBroadcast),
             (0xd50c_8425, "tlbi ipas2e1, x5", Class::TlbiLocal),
             (0xd503_3b9f, "dsb ish", Class::Dsb),
+            (0xd503_3a3f, "dsb ishnxs", Class::Dsb),
+            (0xd503_3e3f, "dsb synxs", Class::Dsb),
+            (0xd503_305f, "clrex #0", Class::Other),
             (0xd503_3bbf, "dmb ish", Class::Other),
             (0xd69f_03e0, "eret", Class::Exception),
             (0xd69f_0bff, "eretaa", Class::Exception),
@@ -206,6 +221,8 @@ mod tests {
             (0xc8df_fc20, "ldar x0, [x1]", Class::Other),
             (0xc8a2_7c20, "cas x2, x0, [x1]", Class::Atomic),
             (0xf822_0020, "ldadd x2, x0, [x1]", Class::Atomic),
+            (0xf8bf_c020, "ldapr x0, [x1]", Class::Other),
+            (0x38bf_c020, "ldaprb w0, [x1]", Class::Other),
             (0xf940_0020, "ldr x0, [x1]", Class::Other),
             (0xf862_6820, "ldr x0, [x1, x2]", Class::Other),
         ] {
@@ -230,14 +247,19 @@ mod tests {
             [584, 584, 7]
         );
         costs.set("atomic_shared:11").unwrap();
-        assert_eq!(costs.rule(0xf822_0020), CostRule::Atomic);
-        assert_eq!([false, true].map(|shared| costs.atomic_cost(shared)), [1000, 11]);
+        for (word, name) in [(0xf822_0020, "ldadd"), (0xc85f_7c20, "ldxr"), (0xc802_7c20, "stxr")] {
+            assert_eq!(costs.rule(word), CostRule::Atomic(1000), "{name}");
+        }
+        assert_eq!(costs.shared_line_cost(), 0, "less than the fixed cost");
+        costs.set("atomic_shared:1011").unwrap();
+        assert_eq!(costs.shared_line_cost(), 11);
         let (dsb, dsb_store, isb) = (0xd503_3b9f, 0xd503_3a9f, 0xd503_3fdf);
         costs.set("dsb:9").unwrap();
         assert_eq!([dsb, dsb_store].map(|w| costs.rule(w)), [CostRule::RangeEnd(9); 2]);
         costs.set("dsb_store:3").unwrap();
         costs.set("isb:5").unwrap();
         assert_eq!([dsb, dsb_store].map(|w| costs.rule(w)), [9, 3].map(CostRule::RangeEnd));
+        assert_eq!(costs.rule(0xd503_3a3f), CostRule::RangeEnd(9), "dsb ishnxs");
         assert_eq!(costs.rule(isb), CostRule::Fixed(5));
         for malformed in ["dc_line", "dc_line:x", "line:1"] {
             assert_eq!(costs.set(malformed), None, "{malformed}");

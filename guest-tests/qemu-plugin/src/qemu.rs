@@ -242,8 +242,9 @@ fn on_translate(tb: *mut sys::qemu_plugin_tb) {
                     block.cost += cost;
                     on_execution(insn, on_dc_range_end, 0);
                 }
-                CostRule::Atomic => {
-                    on_access(insn, sys::qemu_plugin_mem_rw::QEMU_PLUGIN_MEM_W, on_atomic)
+                CostRule::Atomic(cost) => {
+                    block.cost += cost;
+                    on_access(insn, sys::qemu_plugin_mem_rw::QEMU_PLUGIN_MEM_W, on_atomic_write);
                 }
             }
         }
@@ -390,14 +391,14 @@ unsafe extern "C" fn on_dc_range_end(_: c_uint, _: *mut c_void) {
     }
 }
 
-unsafe extern "C" fn on_atomic(
+unsafe extern "C" fn on_atomic_write(
     _: c_uint,
     _: sys::qemu_plugin_meminfo_t,
     address: u64,
     _: *mut c_void,
 ) {
     if let Some(elapsed) = ElapsedTimeMeter::get() {
-        elapsed.clock().account_atomic(address, &elapsed.costs);
+        elapsed.clock().account_atomic_write(address, &elapsed.costs);
     }
 }
 

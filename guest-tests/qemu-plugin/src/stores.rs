@@ -41,8 +41,10 @@ const STORES: [(u32, u32); 9] = [
     (0x3fe0_0c00, 0x1900_0000), // STLUR
     (0xbe40_0000, 0x0c00_0000), // ST1 … ST4
 ];
+/// Mask and value of LDAPR, which is encoded among the atomic operations of FEAT_LSE.
+pub const LDAPR: (u32, u32) = (0x3fe0_fc00, 0x38a0_c000);
 /// Masks and values of instructions among [`STORES`] that only read: LDAPR, LDRAA.
-const LOADS: [(u32, u32); 2] = [(0x3fe0_fc00, 0x38a0_c000), (0xff20_0400, 0xf820_0400)];
+const LOADS: [(u32, u32); 2] = [LDAPR, (0xff20_0400, 0xf820_0400)];
 
 /// Returns whether an instruction stores to memory. A pair is one store; `DC ZVA`, stores of
 /// allocation tags (FEAT_MTE) and memory copies (FEAT_MOPS) are none.
