@@ -62,7 +62,7 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
         plan.check_kernels(&planned)?;
     }
     let mut pinned = options.clone().with_paths(&paths);
-    pinned.common.kernels.revisions = pinned_revisions(&options.common.kernels)?;
+    pinned.common.kernels.revisions = preparation.revisions();
     let new_plan = |directory: &Path, file: &Path| {
         let kernels = (planned.clone(), preparation.tests.clone());
         Plan::new(pinned.clone(), executor_kind, (directory, file), &executor, kernels)

@@ -45,6 +45,7 @@ use crate::{
     options::{KernelOptions, Matrix, Options, Paths, SourceOptions, TestProgram, Workload},
     progress::Progress,
     shell::{self, Shell, absolute},
+    values::Revisions,
 };
 
 pub use image::Kernel;
@@ -86,7 +87,7 @@ pub struct Preparation<'a> {
 #[derive(Debug)]
 enum Origin {
     Images(Vec<Kernel>),
-    Recipes(RecipeBook),
+    Recipes(Box<RecipeBook>),
 }
 
 impl<'a> Preparation<'a> {
@@ -107,7 +108,7 @@ impl<'a> Preparation<'a> {
             progress.start_stage("source of the kernels");
             let recipes = RecipeBook::new(shell, paths, kernels)?;
             progress.print_note(&recipes.summary());
-            Origin::Recipes(recipes)
+            Origin::Recipes(Box::new(recipes))
         } else {
             let images = open_images(&kernels.images)?;
             if matches!(options.workload, Workload::Boot(_)) {
@@ -130,7 +131,7 @@ impl<'a> Preparation<'a> {
             Origin::Images(images)
         };
         let book = match &origin {
-            Origin::Recipes(book) => Some(book),
+            Origin::Recipes(book) => Some(&**book),
             Origin::Images(_) => None,
         };
         let tests = test_programs(shell, options, &paths.cache, book, progress)?;
@@ -148,6 +149,14 @@ impl<'a> Preparation<'a> {
         let builder = self.builder(book)?;
         let planned = |recipe| Ok(PlannedKernel::of_build(&builder.plan(recipe)?));
         book.recipes.iter().map(planned).collect()
+    }
+
+    /// Returns the revisions of the kernels, with each name replaced by the hash of its commit.
+    pub fn revisions(&self) -> Option<Revisions> {
+        match &self.origin {
+            Origin::Images(_) => None,
+            Origin::Recipes(book) => book.revisions.clone(),
+        }
     }
 
     pub fn cache(&self) -> &Path {

@@ -97,6 +97,8 @@ pub struct RecipeBook {
     /// Version of the base; `None` in a dry run without the source.
     pub version: Option<LinuxVersion>,
     pub recipes: Vec<Recipe>,
+    /// Revisions of `--git`, with each name replaced by the hash of its commit.
+    pub revisions: Option<Revisions>,
     /// Message about a run without a comparison, or about the base of mailed patches.
     remark: Option<String>,
 }
@@ -202,6 +204,7 @@ fn of_revisions(
             "{before} is no ancestor of {after}: the kernels also differ in the commits of {before}"
         )),
     };
+    let revisions = Some(Revisions::Range { before: first.hash.clone(), after: last.hash.clone() });
     let between = match kernels.each {
         true => tree.commits(&first, &last)?,
         false => vec![last],
@@ -216,7 +219,7 @@ fn of_revisions(
         recipes.push(Recipe::of_commit(name, commit));
     }
     let version = source.version(&source.base)?;
-    Ok(RecipeBook { source, version, recipes, remark })
+    Ok(RecipeBook { source, version, recipes, revisions, remark })
 }
 
 /// Returns the base and the kernels of `--series`.
@@ -260,7 +263,9 @@ fn of_series(
         (None, []) => "set BEFORE..AFTER with --git, --patches or --variant".to_owned(),
         (None, names) => format!("set --series to one of: {}", names.join(", ")),
     });
-    Ok(RecipeBook { source, version, recipes, remark })
+    let commit = base.and_then(|base| base.commit);
+    let revisions = commit.map(|commit| Revisions::One(commit.hash));
+    Ok(RecipeBook { source, version, recipes, revisions, remark })
 }
 
 /// Returns the base and the kernels of `--patches`.
@@ -302,6 +307,9 @@ fn of_mail(shell: Shell, paths: &Paths, kernels: &KernelOptions) -> Result<Recip
         name if name == BASE_NAME => "patched".to_owned(),
         name => name,
     };
+    // Without a revision, the patches name their base.
+    let given = commit.as_ref().filter(|_| kernels.revisions.is_some());
+    let revisions = given.map(|commit| Revisions::One(commit.hash.clone()));
     let mut recipes = vec![Recipe { commit, ..Recipe::of_base(source.base.clone()) }];
     let mut tree = source.base.clone();
     let all = mail.patches.len();
@@ -327,7 +335,7 @@ fn of_mail(shell: Shell, paths: &Paths, kernels: &KernelOptions) -> Result<Recip
         });
     }
     let version = source.version(&source.base)?;
-    Ok(RecipeBook { source, version, recipes, remark })
+    Ok(RecipeBook { source, version, recipes, revisions, remark })
 }
 
 /// Replaces the characters of a name that a directory name cannot have.
@@ -347,9 +355,9 @@ mod tests {
     const PATCH: &str = "From: A <a@example>\nSubject: [PATCH 1/1] Change f\n\n---\n\
                          --- a/f\n+++ b/f\n@@ -1 +1 @@\n-3\n+4\n";
 
-    /// Returns the summary and the names of the kernels of a command line; `TREE` is a repository
-    /// with three commits, and `MAIL` a directory with a patch for the last one.
-    fn plan(line: &str) -> Result<(String, String), LabError> {
+    /// Returns the recipes of a command line, and the directory in which `TREE` is a repository with
+    /// three commits, and `MAIL` a directory with a patch for the last one.
+    fn book(line: &str) -> Result<(RecipeBook, tempfile::TempDir), LabError> {
         let user = repository(&["1\n", "2\n", "3\n"]);
         let directory = tempfile::tempdir().unwrap();
         let mail = directory.path().join("mail");
@@ -361,8 +369,12 @@ mod tests {
         let options = options(&format!("lab --cache {} {line}", directory.path().display()));
         let paths = Paths::new(&options.common).unwrap();
 
-        let book = RecipeBook::new(Shell::new(false), &paths, &options.common.kernels)?;
+        RecipeBook::new(Shell::new(false), &paths, &options.common.kernels).map(|book| (book, user))
+    }
 
+    /// Returns the summary and the names of the kernels of a command line.
+    fn plan(line: &str) -> Result<(String, String), LabError> {
+        let (book, user) = book(line)?;
         let hash = |text: &str| {
             let is_hash =
                 |word: &str| word.len() == 12 && word.bytes().all(|b| b.is_ascii_hexdigit());
@@ -403,6 +415,27 @@ mod tests {
                 "{line}: {found}"
             );
             assert_eq!(kernels.replace("  ", " "), names.replace("  ", " "), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_recipes_have_the_hashes_of_their_revisions() {
+        for (line, expected) in [
+            ("--git TREE HEAD~2..HEAD", Some("HEAD~2 HEAD")),
+            ("--git TREE", Some("HEAD")),
+            ("--git TREE HEAD~1", Some("HEAD~1")),
+            ("--git TREE HEAD --patches MAIL", Some("HEAD")),
+        ] {
+            let (book, user) = book(line).unwrap();
+
+            let found = match book.revisions {
+                Some(Revisions::One(one)) => Some(one),
+                Some(Revisions::Range { before, after }) => Some(format!("{before} {after}")),
+                None => None,
+            };
+            let hash = |name: &str| UserTree(user.path()).commit(name).unwrap().hash;
+            let hashes = |names: &str| names.split(' ').map(hash).collect::<Vec<_>>().join(" ");
+            assert_eq!(found, expected.map(hashes), "{line}");
         }
     }
 
