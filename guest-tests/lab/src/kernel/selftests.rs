@@ -32,6 +32,13 @@ pub const PAGE_TABLE_TEST: &str = "kvm_page_table_test";
 /// Version of the page-table test, and of the selftests of images.
 pub const PAGE_TABLE_TEST_VERSION: LinuxVersion = LinuxVersion { major: 6, minor: 1 };
 
+/// Log of the build in a suite's directory.
+const BUILD_LOG: &str = "build.log";
+
+/// Messages of a compiler or of `make` that does not fail because of the source of a test.
+const FAILURES_OF_MACHINE: [&str; 4] =
+    ["Killed", "Terminated", "No space left on device", "Cannot allocate memory"];
+
 /// Directory of the tests in a kernel tree.
 const SOURCE: &str = "tools/testing/selftests/kvm";
 
@@ -118,8 +125,10 @@ impl SelftestSuite {
         let names = listed_programs(&toolchain, &source)?;
         let (programs, failed): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| partial.join(name).is_file());
-        if programs.is_empty() {
-            built?;
+        if let Err(error) = built
+            && (programs.is_empty() || is_incomplete(&error, &partial.join(BUILD_LOG)))
+        {
+            return Err(error.into());
         }
         let list = TestList { guest_mode: guest_mode_number(&source)?, programs, failed };
         shell.write(&partial.join(LIST_FILE), serde_json::to_string(&list)?)?;
@@ -143,7 +152,7 @@ impl SelftestSuite {
             );
         }
         let failed = self.list.failed.join(", ");
-        let log = self.directory.join("build.log");
+        let log = self.directory.join(BUILD_LOG);
         (!failed.is_empty())
             .then(|| format!("tests that could not be built ({}): {failed}", log.display()))
     }
@@ -199,7 +208,7 @@ fn compile(
     tree: &Path,
     output: &Path,
 ) -> Result<(), CommandError> {
-    let log = output.join("build.log");
+    let log = output.join(BUILD_LOG);
     let headers = output.join("headers");
     let shim = output.join("shim");
     // By default, tests write generated headers to the tree.
@@ -237,6 +246,17 @@ fn compile(
     let built = shell.run(&tests);
     shell.remove_dir(&headers)?;
     built
+}
+
+/// Reports whether a build failed for another reason than the sources of single tests: its programs must
+/// not be kept as those of the tree.
+fn is_incomplete(error: &CommandError, log: &Path) -> bool {
+    // With --keep-going, make exits with 2 after it has built the other programs.
+    let is_of_make =
+        matches!(error, CommandError::Failed { status, .. } if status == "exit code 2");
+    let log = fs::read(log).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    !is_of_make || FAILURES_OF_MACHINE.iter().any(|message| log.contains(message))
 }
 
 fn tests_command(toolchain: &Toolchain, task: &str, source: &Path, output: &Path) -> Command {
@@ -293,6 +313,25 @@ mod tests {
         let programs = ["aarch64/arch_timer", "dirty_log_test", "rseq_test"].map(str::to_owned);
         let list = TestList { guest_mode: 3, programs: programs.into(), failed: Vec::new() };
         SelftestSuite { directory: "/x".into(), list, is_built: true, _in_use: None }
+    }
+
+    #[test]
+    fn a_build_that_a_signal_ended_is_incomplete() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join(BUILD_LOG);
+        for (script, expected) in [
+            ("echo 'a.c:1:2: error: x'; exit 2", false),
+            ("kill -9 $$", true),
+            ("echo 'gcc: fatal error: Killed signal terminated program cc1'; exit 2", true),
+            ("echo '/tmp/a.s: No space left on device'; exit 2", true),
+        ] {
+            let _ = fs::remove_file(&log);
+            let build = Command::new("building", "sh").args(["-c", script]).log(&log);
+
+            let error = build.run().unwrap_err();
+
+            assert_eq!(is_incomplete(&error, &log), expected, "{script}");
+        }
     }
 
     fn line((program, arguments): &Invocation) -> String {
