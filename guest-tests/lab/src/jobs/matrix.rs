@@ -351,6 +351,20 @@ pub mod tests {
     }
 
     #[test]
+    fn options_of_the_bench_are_refused_with_a_kernel_test() {
+        for option in ["-i 2", "--huge-zero-page", "--bench-arg=--prefault"] {
+            let check = |line: String| options(&line).workload.check(PageSize::Kib4);
+
+            let error = check(format!("lab --test kvm_page_table_test {option}")).unwrap_err();
+
+            let name = option.split([' ', '=']).next().unwrap();
+            let reason = format!("{name} has no effect on kvm_page_table_test");
+            assert!(error.to_string().contains(&reason), "{error}");
+            check(format!("lab {option}")).unwrap();
+        }
+    }
+
+    #[test]
     fn each_guest_boot_has_a_pool_for_the_rounded_memory() {
         let jobs = jobs(&options("guest -s 4k -s thp -s 1g -v 2 --seeds 1"), PageSize::Kib4, &[]);
 

@@ -47,7 +47,8 @@ pub struct CheckArgs {
     /// Additional argument of `granule bench`, of `granule run` (guest) or of the program
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     test_arg: Vec<String>,
-    /// Run the selftests of Debian's linux-source-VERSION [default: those of the last kernel's tree]
+    /// Run the selftests of Debian's linux-source-VERSION [default: those of the last kernel's tree];
+    /// with --test selftests, or one selftest
     #[arg(long, value_name = "VERSION")]
     tests_of: Option<LinuxVersion>,
     #[command(flatten)]
@@ -156,23 +157,53 @@ impl FromStr for CheckedTest {
     }
 }
 
+impl CheckedTest {
+    /// Returns the names of the options that have an effect on the load.
+    const fn options(&self) -> &'static [&'static str] {
+        match self {
+            Self::Bench => &["-s", "-v", "-b", "--seeds", "-m", "--test-arg"],
+            Self::KernelPageTableTest => &["-s", "-v", "-b", "--seeds", "-m"],
+            Self::Guest => &["-s", "-v", "-b", "--seeds", "--test-arg"],
+            Self::Boot => &["-b"],
+            Self::AllSelftests | Self::Selftest(_) => &["--tests-of"],
+            Self::Program(_) => &["-v", "--seeds", "--test-arg"],
+        }
+    }
+}
+
+impl CheckArgs {
+    /// Refuses options without effect on the load.
+    fn check_options(&self) -> Result<(), LabError> {
+        let others = [
+            ("-m", self.mode != GuestMode::P48V48_4K),
+            ("--test-arg", !self.test_arg.is_empty()),
+            ("--tests-of", self.tests_of.is_some()),
+        ];
+        let others = others.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| *name);
+        let mut set = self.load.set_options().chain(others);
+        let Some(option) = set.find(|name| !self.test.options().contains(name)) else {
+            return Ok(());
+        };
+        let is_selftest = matches!(self.test, CheckedTest::AllSelftests | CheckedTest::Selftest(_));
+        Err(LabError::Unusable(if is_selftest {
+            format!("{option} has no effect on selftests: set --test 'NAME ARGUMENTS'")
+        } else {
+            format!("{option} has no effect on this --test: omit it")
+        }))
+    }
+}
+
 impl Options {
     /// Returns a run whose jobs are checked: by default the page-table test with 4 vCPUs and 16M, in
     /// base pages and in hugetlb pages of a block.
     ///
     /// # Errors
-    /// The page size of the kernels is unknown, the emulated host has more CPUs than the checker
-    /// supports, or it cannot execute the program.
+    /// The page size of the kernels is unknown, an option has no effect, the emulated host has more CPUs
+    /// than the checker supports, or it cannot execute the program.
     pub fn check(mut common: CommonOptions, args: CheckArgs) -> Result<Self, LabError> {
+        args.check_options()?;
         let CheckArgs { test, test_arg, tests_of, load, mode, hold, check } = args;
         common.host.hold = hold;
-        if !test_arg.is_empty()
-            && matches!(test, CheckedTest::AllSelftests | CheckedTest::Selftest(_))
-        {
-            return Err(LabError::Unusable(
-                "--test-arg has no effect on selftests: set --test 'NAME ARGUMENTS'".to_owned(),
-            ));
-        }
         let cpus = common.host.smp.unwrap_or_else(|| load.most_vcpus());
         if cpus > u32::from(MAX_CPUS) {
             return Err(LabError::Unusable(format!(
@@ -278,6 +309,32 @@ mod tests {
         }
         for accepted in [&["--smp", "64"][..], &["-v", "65", "--smp", "64"]] {
             assert!(options(accepted).is_ok(), "{accepted:?}");
+        }
+    }
+
+    #[test]
+    fn an_option_without_effect_on_the_load_is_refused() {
+        for words in [
+            &["--test", "boot", "-s", "4k"][..],
+            &["--test", "boot", "-v", "2"],
+            &["--test", "boot", "--seeds", "2"],
+            &["--test", "boot", "-m", "5"],
+            &["--test", "boot", "--test-arg=x"],
+            &["--test", "kvm_page_table_test", "--test-arg=-x"],
+            &["--test", "guest", "--tests-of", "6.1"],
+            &["--tests-of", "6.1"],
+            &["--test", "dirty_log_test", "-b", "4M"],
+        ] {
+            let error = options(words).unwrap_err();
+
+            assert!(error.contains("has no effect on"), "{words:?}: {error}");
+        }
+        for words in [
+            &["--test", "boot", "-b", "2G", "--smp", "2"][..],
+            &["--test", "kvm_page_table_test", "-m", "5", "-v", "2"],
+            &["--test", "selftests", "--tests-of", "6.1"],
+        ] {
+            options(words).unwrap();
         }
     }
 

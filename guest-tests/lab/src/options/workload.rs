@@ -45,13 +45,11 @@ impl Workload {
         matches!(self, Self::PageTableTest(_) | Self::Program(_))
     }
 
-    /// Refuses a backing that a host with this page size lacks, and a program that it cannot run.
+    /// Refuses a backing that a host with this page size lacks, a program that it cannot run, and options
+    /// without effect.
     pub(crate) fn check(&self, page_size: PageSize) -> Result<(), LabError> {
         match self {
-            Self::PageTableTest(matrix) => {
-                matrix.test_binary.as_deref().map_or(Ok(()), check_static_arm64)?;
-                matrix.load.check(page_size)
-            }
+            Self::PageTableTest(matrix) => matrix.check(page_size),
             Self::Program(matrix) => matrix.load.check(page_size),
             Self::Guest(matrix) => matrix.load.check(page_size),
             Self::Boot(matrix) => matrix.check(page_size),
@@ -109,6 +107,22 @@ impl Matrix {
     /// Reports whether the program is a `kvm_page_table_test`.
     pub(crate) fn runs_kernel_test(&self) -> bool {
         self.test == TestProgram::KernelPageTableTest || self.test_binary.is_some()
+    }
+
+    /// Refuses what [`Workload::check`] refuses.
+    fn check(&self, page_size: PageSize) -> Result<(), LabError> {
+        self.test_binary.as_deref().map_or(Ok(()), check_static_arm64)?;
+        let of_bench = [
+            ("-i", self.iterations > 1),
+            ("--huge-zero-page", self.huge_zero_page),
+            ("--bench-arg", !self.bench_arg.is_empty()),
+        ];
+        match of_bench.iter().find(|(_, is_set)| *is_set) {
+            Some((option, _)) if self.runs_kernel_test() => Err(LabError::Unusable(format!(
+                "{option} has no effect on kvm_page_table_test: omit it, or --test and --test-binary"
+            ))),
+            _ => self.load.check(page_size),
+        }
     }
 
     /// Returns the matrix of `granule lab smoke`: 4 vCPUs, 16M, base pages and hugetlb pages of a
@@ -221,6 +235,8 @@ pub struct SelftestOptions {
     pub(crate) tests_of: Option<LinuxVersion>,
 }
 
+/// Number of vCPUs, if none is set.
+const DEFAULT_VCPUS: u32 = 4;
 /// Schedules of a job, if none are set.
 const DEFAULT_SEEDS: u64 = 3;
 
@@ -232,7 +248,7 @@ pub struct Load {
     #[arg(short = 's', long, value_name = "BACKING")]
     backing: Vec<Backing>,
     /// Number of vCPUs
-    #[arg(short = 'v', long, value_name = "N", default_values_t = [4],
+    #[arg(short = 'v', long, value_name = "N", default_values_t = [DEFAULT_VCPUS],
           value_parser = cpu_count_parser())]
     vcpus: Vec<u32>,
     /// Size of the memory, rounded up to the backing's pages [default: 64M for the test, 128M for a
@@ -249,6 +265,17 @@ impl Load {
     pub(crate) fn with_one_job(self, backing: Backing) -> Self {
         let backing = if self.backing.is_empty() { vec![backing] } else { self.backing };
         Self { backing, seeds: self.seeds.or(Some(1)), ..self }
+    }
+
+    /// Returns the names of the options that are set to another value than their default.
+    pub(super) fn set_options(&self) -> impl Iterator<Item = &'static str> {
+        let options = [
+            ("-s", !self.backing.is_empty()),
+            ("-v", self.vcpus != [DEFAULT_VCPUS]),
+            ("-b", self.size.is_some()),
+            ("--seeds", self.seeds.is_some()),
+        ];
+        options.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name)
     }
 
     /// Returns the largest number of vCPUs.
