@@ -30,6 +30,8 @@ use crate::{
 
 /// Name of the kernel without patches.
 pub const BASE_NAME: &str = "base";
+/// Names that mailed patches cannot have: that of the base, and of other directories of a run.
+const RESERVED_NAMES: [&str; 3] = [BASE_NAME, "programs", "slurm"];
 
 /// Source and settings of one kernel.
 #[derive(Debug, Clone)]
@@ -303,10 +305,7 @@ fn of_mail(shell: Shell, paths: &Paths, kernels: &KernelOptions) -> Result<Recip
             (open_base(shell, &paths.cache, &kernels.origin)?, None)
         }
     };
-    let name = match directory_name(&mail.name) {
-        name if name == BASE_NAME => "patched".to_owned(),
-        name => name,
-    };
+    let name = mailed_name(&mail.name);
     // Without a revision, the patches name their base.
     let given = commit.as_ref().filter(|_| kernels.revisions.is_some());
     let revisions = given.map(|commit| Revisions::One(commit.hash.clone()));
@@ -336,6 +335,14 @@ fn of_mail(shell: Shell, paths: &Paths, kernels: &KernelOptions) -> Result<Recip
     }
     let version = source.version(&source.base)?;
     Ok(RecipeBook { source, version, recipes, revisions, remark })
+}
+
+/// Returns the name of the kernel with the patches of a file or directory of this name.
+fn mailed_name(file: &str) -> String {
+    match directory_name(file) {
+        name if RESERVED_NAMES.contains(&name.as_str()) => "patched".to_owned(),
+        name => name,
+    }
 }
 
 /// Replaces the characters of a name that a directory name cannot have.
@@ -437,6 +444,13 @@ mod tests {
             let hashes = |names: &str| names.split(' ').map(hash).collect::<Vec<_>>().join(" ");
             assert_eq!(found, expected.map(hashes), "{line}");
         }
+    }
+
+    #[test]
+    fn mailed_patches_do_not_have_the_name_of_another_directory() {
+        let names = ["topic", "base", "programs", "slurm"].map(mailed_name);
+
+        assert_eq!(names, ["topic", "patched", "patched", "patched"]);
     }
 
     #[test]
