@@ -12,8 +12,7 @@
 
 use std::{
     collections::BTreeMap,
-    env,
-    fs::{self, File},
+    env, fs,
     path::{Path, PathBuf},
 };
 
@@ -195,11 +194,9 @@ impl Plan {
         directory.join(FILE)
     }
 
-    /// Writes `plan.json` in the run directory, and locks the directory until the file is dropped.
-    pub fn claim(&self, run_directory: &RunDirectory) -> Result<File, LabError> {
-        let lock = run_directory.lock()?;
-        Shell::new(false).replace(&Self::path_in(run_directory.path()), self.text()?)?;
-        Ok(lock)
+    /// Writes `plan.json` in the run directory.
+    pub fn write_in(&self, run_directory: &RunDirectory) -> Result<(), LabError> {
+        Ok(Shell::new(false).replace(&Self::path_in(run_directory.path()), self.text()?)?)
     }
 
     /// Reads a plan and changes to its working directory.
@@ -290,13 +287,7 @@ impl Plan {
     /// the copies of the programs that the start of the run has made.
     pub fn job_executor(&self) -> Result<Executor, LabError> {
         let mut paths = Paths::new(&self.options.common)?;
-        let run_directory = RunDirectory::of_path(&self.directory);
-        for program in [&mut paths.init, &mut paths.plugin] {
-            let copy = run_directory.program_path(program);
-            if copy.is_file() {
-                *program = copy;
-            }
-        }
+        RunDirectory::of_path(&self.directory).use_copies([&mut paths.init, &mut paths.plugin]);
         let options = (&self.options.common, self.options.check.as_ref());
         let executor = Executor::new(Shell::new(false), options, &paths)?;
         if executor.emulator_version != self.emulator {
@@ -336,7 +327,7 @@ mod tests {
     use crate::jobs::matrix::tests::options;
 
     /// Writes the plan of a run with these options to `directory`.
-    fn write_plan(directory: &Path, line: &str) -> (Options, File) {
+    fn write_plan(directory: &Path, line: &str) -> Options {
         let mut options = options(line);
         options.common.kernels.images = vec!["Image".into()];
         let plan = Plan {
@@ -351,15 +342,14 @@ mod tests {
             steps: Vec::new(),
             options: options.clone(),
         };
-        let lock = plan.claim(&RunDirectory::of_path(directory)).unwrap();
-        (options, lock)
+        plan.write_in(&RunDirectory::of_path(directory)).unwrap();
+        options
     }
 
     #[test]
     fn a_run_is_resumed_with_its_options_only() {
         let directory = tempfile::tempdir().unwrap();
-        let (of_run, _lock) =
-            write_plan(directory.path(), "lab -s 2m -v 8 --seeds 2 --costs kunpeng920");
+        let of_run = write_plan(directory.path(), "lab -s 2m -v 8 --seeds 2 --costs kunpeng920");
         let resume = |given: &Options| Plan::resume(directory.path(), given, &options("lab"));
         let mut more_jobs = options("lab");
         more_jobs.common.host.jobs = Some(7);
@@ -395,17 +385,5 @@ mod tests {
 
         assert!(missing.contains("no run to resume"), "{missing}");
         assert!(unknown.contains("granule.lab-plan/9"), "{unknown}");
-    }
-
-    #[test]
-    fn two_processes_cannot_execute_one_run() {
-        let directory = tempfile::tempdir().unwrap();
-        let (_, _lock_of_first) = write_plan(directory.path(), "lab");
-        let second = Plan::resume(directory.path(), &options("lab"), &options("lab")).unwrap();
-
-        let second =
-            second.claim(&RunDirectory::of_path(directory.path())).unwrap_err().to_string();
-
-        assert!(second.contains("another process"), "{second}");
     }
 }

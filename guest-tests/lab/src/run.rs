@@ -63,9 +63,9 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
     }
     let mut pinned = options.clone().with_paths(&paths);
     pinned.common.kernels.revisions = preparation.revisions();
-    let new_plan = |directory: &Path, file: &Path| {
+    let new_plan = |executor: &Executor, directory: &Path, file: &Path| {
         let kernels = (planned.clone(), preparation.tests.clone());
-        Plan::new(pinned.clone(), executor_kind, (directory, file), &executor, kernels)
+        Plan::new(pinned.clone(), executor_kind, (directory, file), executor, kernels)
     };
     if let Some(target) = &execution.plan {
         let directory = RunDirectory::next_path(&paths.out);
@@ -73,7 +73,7 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
             true => Plan::path_in(&directory),
             false => absolute(target)?,
         };
-        new_plan(&directory, &file)?.write_to(target)?;
+        new_plan(&executor, &directory, &file)?.write_to(target)?;
         return Ok(RunStatus::Passed);
     }
     let run_directory = match &resumed {
@@ -83,9 +83,11 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
     if executor_kind == ExecutorKind::Local {
         slurm::check_not_submitted(run_directory.path())?;
     }
-    let plan = new_plan(run_directory.path(), &Plan::path_in(run_directory.path()))?;
-    let _lock = plan.claim(&run_directory)?;
-    executor.copy_programs(shell, &run_directory)?;
+    let _lock = run_directory.lock()?;
+    select_programs(shell, executor_kind, &mut executor, &run_directory)?;
+    let file = Plan::path_in(run_directory.path());
+    let plan = new_plan(&executor, run_directory.path(), &file)?;
+    plan.write_in(&run_directory)?;
     let remark = match executor_kind {
         ExecutorKind::Local => "",
         ExecutorKind::Slurm => ", the submitted jobs continue",
@@ -113,6 +115,21 @@ fn resume(directory: &Path, given: &Options) -> Result<Plan, LabError> {
         Ok::<_, LabError>(resolved)
     };
     Plan::resume(directory, &resolve(given.clone())?, &resolve(Options::defaults())?)
+}
+
+/// Copies the programs of the jobs. Submitted jobs keep those that they have, because jobs of one run must
+/// have the same programs.
+fn select_programs(
+    shell: Shell,
+    kind: ExecutorKind,
+    executor: &mut Executor,
+    run_directory: &RunDirectory,
+) -> Result<(), LabError> {
+    match kind == ExecutorKind::Slurm && slurm::is_submitted(run_directory.path())? {
+        true => executor.use_copied_programs(run_directory),
+        false => executor.copy_programs(shell, run_directory)?,
+    }
+    Ok(())
 }
 
 /// Checks that the executor can be used, before kernels are built.

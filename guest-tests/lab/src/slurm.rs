@@ -59,15 +59,23 @@ pub fn check() -> Result<(), LabError> {
     })
 }
 
-/// Refuses a run whose submitted jobs are still in the queue.
-pub fn check_not_submitted(run_directory: &Path) -> Result<(), LabError> {
+/// Returns the submission of a run, if its jobs are in the queue.
+fn active_submission(run_directory: &Path) -> Result<Option<Submission>, LabError> {
     let Ok(text) = fs::read(run_directory.join(DIRECTORY).join(SUBMITTED_FILE)) else {
-        return Ok(());
+        return Ok(None);
     };
     let submission: Submission = serde_json::from_slice(&text)?;
-    if submission.active()?.is_empty() {
-        return Ok(());
-    }
+    Ok((!submission.active()?.is_empty()).then_some(submission))
+}
+
+/// Reports whether submitted jobs of a run are in the queue.
+pub fn is_submitted(run_directory: &Path) -> Result<bool, LabError> {
+    Ok(active_submission(run_directory)?.is_some())
+}
+
+/// Refuses a run whose submitted jobs are still in the queue.
+pub fn check_not_submitted(run_directory: &Path) -> Result<(), LabError> {
+    let Some(submission) = active_submission(run_directory)? else { return Ok(()) };
     let ids = submission.ids.join(" ");
     Err(LabError::Unusable(format!(
         "jobs of this run are in the queue of Slurm: wait for them with --executor slurm, or cancel \

@@ -121,6 +121,11 @@ impl Executor {
         Ok(())
     }
 
+    /// Uses the copies of the programs that an earlier process has made.
+    pub fn use_copied_programs(&mut self, run_directory: &RunDirectory) {
+        run_directory.use_copies([&mut self.init, &mut self.plugin]);
+    }
+
     /// Executes a job in a directory, whose contents are removed, and records its result. Returns
     /// `None` in a dry run.
     pub fn run(

@@ -178,6 +178,16 @@ impl RunDirectory {
         self.path.join("programs").join(program.file_name().unwrap_or_default())
     }
 
+    /// Replaces the paths of programs by those of their copies, if they exist.
+    pub fn use_copies(&self, programs: [&mut PathBuf; 2]) {
+        for program in programs {
+            let copy = self.program_path(program);
+            if copy.is_file() {
+                *program = copy;
+            }
+        }
+    }
+
     /// Copies a program, or replaces the copy of an interrupted run. Jobs execute the copy, so a
     /// program that is rebuilt meanwhile has no effect on their results. Returns its path.
     pub fn copy_program(&self, shell: Shell, program: &Path) -> Result<PathBuf, CommandError> {
@@ -321,11 +331,16 @@ mod tests {
             run.copy_program(Shell::new(false), &program).unwrap()
         };
 
+        let mut without = [program.clone(), program.clone()];
+        run.use_copies(without.each_mut());
         let first = copy("first");
         std::fs::write(&program, "rebuilt").unwrap();
         let kept = std::fs::read_to_string(&first).unwrap();
+        let mut with = [program.clone(), program.clone()];
+        run.use_copies(with.each_mut());
         let second = std::fs::read_to_string(copy("second")).unwrap();
 
+        assert_eq!((&without[0], &with), (&program, &[first.clone(), first]));
         assert_eq!((kept.as_str(), second.as_str()), ("first", "second"));
         assert_eq!(sorted_entries(&run.path().join("programs")), ["granule"]);
     }
