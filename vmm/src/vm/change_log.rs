@@ -10,32 +10,18 @@
 //! Devices and vCPUs are stopped when the logs are read. Pages that were read from the logs stay
 //! pending until a snapshot with their contents is committed, so a snapshot that fails loses none.
 
-use std::{fs::File, sync::Arc};
-
-use granule_types::units::Bytes;
-
 use super::{
     builder::Vm,
     config::VmConfig,
     dirty_logs::DirtyLogs,
     outcome::{VmError, failed},
-    signals,
-    snapshot::{ChangesState, SnapshotDirectory},
+    saved_memory::SavedMemory,
+    snapshot::SnapshotDirectory,
 };
 use crate::{
     kvm::{KvmError, memslot::DirtyMode},
-    memory::{
-        GuestMemory, PageSet,
-        changes::Changes,
-        image::{self, ImageData},
-    },
+    memory::{GuestMemory, PageSet, changes::Changes},
 };
-
-/// Part of the data of a memory file that the files of its changes may have together. A restore reads
-/// all of them, and with this part it reads at most one and a half times the data.
-const MAX_CHANGES_PART: u64 = 2;
-/// Maximum number of files of changes, each of which a restore opens.
-const MAX_CHANGES_FILES: usize = 128;
 
 /// Checks that all writers of guest memory are logged.
 ///
@@ -61,10 +47,29 @@ pub struct ChangeLog {
     is_logging: bool,
     /// Pages that no committed snapshot has, for each region.
     pending: Vec<PageSet>,
-    /// Files to which the pending pages are changes: those of the last snapshot since logging started.
-    committed: Option<SavedMemory>,
-    /// These files are of the snapshot that is being taken, which has all changes to them.
-    has_new_base: bool,
+    /// Files to which the pending pages are changes.
+    base: Base,
+}
+
+/// Files of a snapshot since logging started.
+#[derive(Debug, Default)]
+enum Base {
+    /// No files: the next snapshot has all memory.
+    #[default]
+    None,
+    /// The last snapshot.
+    Committed(SavedMemory),
+    /// The snapshot that is being taken, which has all changes to its memory file.
+    BeingTaken(SavedMemory),
+}
+
+impl Base {
+    const fn memory(&self) -> Option<&SavedMemory> {
+        match self {
+            Self::None => None,
+            Self::Committed(memory) | Self::BeingTaken(memory) => Some(memory),
+        }
+    }
 }
 
 impl ChangeLog {
@@ -111,16 +116,14 @@ impl ChangeLog {
         self.collect(vm, mode, logs)?;
         vm.memory.regions().iter().for_each(|ram| drop(ram.take_device_writes()));
         self.pending.clear();
-        self.committed = None;
-        self.has_new_base = false;
+        self.base = Base::None;
         Ok(())
     }
 
     /// Takes memory that was written since [`Self::begin`], so that the next snapshot has what changed
     /// since.
     pub fn set_base(&mut self, memory: SavedMemory) {
-        self.committed = Some(memory);
-        self.has_new_base = true;
+        self.base = Base::BeingTaken(memory);
     }
 
     /// Adds pages of a region.
@@ -142,110 +145,27 @@ impl ChangeLog {
         directory: &SnapshotDirectory,
     ) -> Result<SavedMemory, VmError> {
         // The file of a snapshot that failed was removed; its space is free once it is closed.
-        self.committed = self.committed.take().filter(|last| last.exists(directory));
-        let Some(last) = &self.committed else {
+        if self.base.memory().is_some_and(|last| !last.exists(directory)) {
+            self.base = Base::None;
+        }
+        let Some(last) = self.base.memory() else {
             return SavedMemory::write_all(memory, directory);
         };
         let changes = Changes::find(memory, &self.pending, &directory.page_map)
             .map_err(failed(directory.description()))?;
         // The guest is stopped, and the changes are not more than all memory.
-        match self.has_new_base || last.has_space_for(changes.existing_bytes()) {
-            true => last.write_changes(&changes, directory),
-            false => SavedMemory::write_all(memory, directory),
+        match &self.base {
+            Base::Committed(last) if !last.has_space_for(changes.existing_bytes()) => {
+                SavedMemory::write_all(memory, directory)
+            }
+            _ => last.write_changes(&changes, directory),
         }
     }
 
     /// Makes memory that was written, and whose snapshot is committed, that of the last snapshot.
     pub fn set_committed(&mut self, memory: SavedMemory) {
-        self.committed = Some(memory);
-        self.has_new_base = false;
+        self.base = Base::Committed(memory);
         self.pending.clear();
-    }
-}
-
-/// Guest memory in the files of a snapshot.
-#[derive(Debug)]
-pub struct SavedMemory {
-    /// Name of the memory file.
-    pub name: String,
-    /// Data of the memory file.
-    pub data: ImageData,
-    /// Files of changes, the oldest first.
-    pub changes: Vec<ChangesState>,
-    /// Bytes in the new file.
-    pub written: Bytes,
-    new_file: Arc<File>,
-    /// The files before the new one.
-    earlier_files: Vec<Arc<File>>,
-}
-
-impl SavedMemory {
-    /// Writes all memory.
-    ///
-    /// # Errors
-    /// The file cannot be written; it is then removed.
-    pub fn write_all(memory: &GuestMemory, directory: &SnapshotDirectory) -> Result<Self, VmError> {
-        let (name, file) = directory.create_memory()?;
-        let data = image::save(memory, &directory.page_map, &file, &signals::none_is_pending)
-            .map_err(failed(format!("{} {name}", directory.description())))
-            .inspect_err(|_| directory.discard(&name))?;
-        Ok(Self {
-            name,
-            data,
-            changes: Vec::new(),
-            written: data.bytes,
-            new_file: Arc::new(file),
-            earlier_files: Vec::new(),
-        })
-    }
-
-    /// Writes changes to this memory.
-    fn write_changes(
-        &self,
-        changes: &Changes<'_>,
-        directory: &SnapshotDirectory,
-    ) -> Result<Self, VmError> {
-        let (name, file) = directory.create_changes()?;
-        let data = changes
-            .save(&file, &signals::none_is_pending)
-            .map_err(failed(format!("{} {name}", directory.description())))
-            .inspect_err(|_| directory.discard(&name))?;
-        let state = ChangesState { name, bytes: data.bytes, crc: data.crc };
-        Ok(Self {
-            name: self.name.clone(),
-            data: self.data,
-            changes: self.changes.iter().cloned().chain([state]).collect(),
-            written: data.bytes,
-            new_file: Arc::new(file),
-            earlier_files: self.files().cloned().collect(),
-        })
-    }
-
-    /// Returns the name of the new file.
-    pub fn new_name(&self) -> &str {
-        self.changes.last().map_or(&self.name, |changes| &changes.name)
-    }
-
-    /// Returns the new file.
-    pub fn new_file(&self) -> &File {
-        &self.new_file
-    }
-
-    fn files(&self) -> impl Iterator<Item = &Arc<File>> {
-        self.earlier_files.iter().chain([&self.new_file])
-    }
-
-    /// Returns whether all files are still in the directory, under their names.
-    fn exists(&self, directory: &SnapshotDirectory) -> bool {
-        let changes = self.changes.iter().map(|changes| &changes.name);
-        let names = [&self.name].into_iter().chain(changes);
-        names.zip(self.files()).all(|(name, file)| directory.has(name, file))
-    }
-
-    fn has_space_for(&self, data: Bytes) -> bool {
-        let earlier: u64 = self.changes.iter().map(|changes| changes.bytes.0).sum();
-        let bytes = earlier.saturating_add(data.0);
-        bytes <= self.data.bytes.0 / MAX_CHANGES_PART && self.changes.len() < MAX_CHANGES_FILES
     }
 }
 
@@ -253,13 +173,13 @@ impl SavedMemory {
 mod tests {
     use std::{fs, path::Path};
 
-    use granule_types::units::GuestAddress;
+    use granule_types::units::{Bytes, GuestAddress};
     use vm_memory::Bytes as _;
 
     use super::*;
     use crate::{
         memory::{
-            BackingPlan, GuestRam, HostPages, RamOptions, changes::ChangesData,
+            BackingPlan, GuestRam, HostPages, RamOptions, changes::ChangesData, image,
             layers::LayeredImage,
         },
         vm::{
@@ -354,7 +274,7 @@ mod tests {
         assert_eq!(names(folder.path()), ["changes-1", "changes-2", "memory-0", "state.jsonl"]);
         assert_eq!(restored(folder.path()), first_bytes(&memory));
         // Three pages and their headers, and a header for the page of zeros.
-        assert_eq!(log.committed.as_ref().unwrap().written, Bytes(2 * PAGE + 3 * 16));
+        assert_eq!(log.base.memory().unwrap().written, Bytes(2 * PAGE + 3 * 16));
         write_pages(&memory, 0..40, 4);
         save(&mut log, &memory, &directory);
         assert_eq!(names(folder.path()), ["memory-3", "state.jsonl"]);
@@ -393,7 +313,7 @@ mod tests {
         save(&mut log, &memory, &directory);
 
         assert_eq!(restored(folder.path()), first_bytes(&memory));
-        assert!(log.committed.as_ref().unwrap().changes.is_empty());
+        assert!(log.base.memory().unwrap().changes.is_empty());
     }
 
     #[test]

@@ -35,6 +35,7 @@ mod replaced_devices;
 pub mod run;
 mod sandbox;
 mod save;
+mod saved_memory;
 mod seccomp;
 mod signals;
 pub mod snapshot;

@@ -10,10 +10,11 @@ use granule_types::units::Bytes;
 
 use super::{
     builder::Vm,
-    change_log::{ChangeLog, SavedMemory},
+    change_log::ChangeLog,
     config::VmConfig,
     dirty_logs::DirtyLogs,
     outcome::{VmError, failed},
+    saved_memory::SavedMemory,
     snapshot::{SnapshotDirectory, VmState, ZoneState},
     vcpu::RunState,
 };
