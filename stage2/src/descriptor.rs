@@ -291,9 +291,11 @@ impl Descriptor {
     }
 
     /// Returns the block with nT set or clear. While nT is set, CPUs do not cache the block, so its
-    /// size can change (FEAT_BBM level 1).
+    /// size can change (FEAT_BBM level 1). A page or a table, whose bit 16 is a bit of the address, is
+    /// returned unchanged.
     pub const fn with_nt(self, on: bool) -> Self {
-        Self(if on { self.0 | NO_TRANSLATION } else { self.0 & !NO_TRANSLATION })
+        let nt = bits_if(self.0 & TABLE_OR_PAGE == 0, NO_TRANSLATION);
+        Self(if on { self.0 | nt } else { self.0 & !nt })
     }
 
     /// Returns whether the entry is a block with nT.
@@ -392,6 +394,22 @@ mod tests {
         let page = block.block_part(Level::PAGE, 0x7000);
 
         assert_eq!(page, leaf(PhysAddr(0x4000_7000), Level::PAGE));
+    }
+
+    #[test]
+    fn nt_is_a_bit_of_a_block_and_of_no_page_or_table() {
+        let leaf = |phys, level| Descriptor::leaf(PhysAddr(phys), level, Attributes::READ, false);
+        let block = leaf(0x4000_0000, Level::new(2).unwrap());
+        assert!(block.with_nt(true).has_nt());
+        assert_eq!(block.with_nt(true).with_nt(false), block);
+
+        let table = Descriptor::table(TableAddress(0x4001_0000));
+        for entry in [leaf(0x4001_0000, Level::PAGE), leaf(0x4000_0000, Level::PAGE), table] {
+            let changed = [true, false].map(|on| entry.with_nt(on));
+
+            assert_eq!(changed, [entry; 2]);
+            assert!(!entry.has_nt());
+        }
     }
 
     #[test]

@@ -285,6 +285,19 @@ fn a_replaced_table_without_a_break_is_found() {
 }
 
 #[test]
+fn a_live_page_that_moves_by_64k_is_found() {
+    let trace = TRACE.replace(
+        "0 word 50000000 1 0\n0 word 50000000 0 1\n0 dc civac 41a00000 200000",
+        "0 dc civac 41a10000 1000 @1\n0 dsb sy\n\
+         0 store 41185000 40000041a007ff 40000041a107ff plain @1\n\
+         0 word 50000000 1 0\n0 word 50000000 0 1\n0 dc civac 41a00000 200000",
+    );
+    assert_ne!(trace, TRACE);
+
+    assert!(findings(&trace).contains(&(Rule::BreakBeforeMake, 1)));
+}
+
+#[test]
 fn violations_of_one_place_are_one_finding() {
     let unclean = TRACE.replace("0 dc civac 41a00000 200000 @1\n", "");
     let store = "0 store 41184000 0 40000041a007fd plain @1\n";
