@@ -17,11 +17,11 @@ use granule_stage2::{
     epoch::EpochReclaim,
     fault::Resolution,
     geometry::{Geometry, Granule, Level},
-    operations::{Note, Operations},
 };
 use support::{
-    ALL_FEATURES, BLOCK, MEMORY, PAGE, PoolOps, fixture, fixture_with, pool, pool_ops, setup,
-    stage2,
+    ALL_FEATURES, BLOCK, MEMORY, PAGE, PoolOps,
+    checked::{run_checked, with_lock},
+    fixture, fixture_with, pool_ops,
     test_vm::{TestHost, TestVcpu, TestVm},
 };
 
@@ -211,28 +211,6 @@ fn addresses_outside_the_table_are_refused() {
             assert!(table.walker().translate(&ops, ipa, Access::Write).is_err());
         }
     }
-}
-
-type CheckedOps<'a> = Recorder<'a, PoolOps<'a>, Checker>;
-
-/// Runs `act` on an empty table. The checker must report no violation.
-fn run_checked(features: Features, act: impl FnOnce(&mut Stage2, &CheckedOps<'_>, &mut Memcache)) {
-    let geometry = Geometry::new(Granule::K4, 40).unwrap();
-    let (pool, reclaim) = (pool(&geometry, 32), EpochReclaim::new(1));
-    let checker = Mutex::new(Checker::new(setup(geometry, features, &pool, 1)));
-    let ops = Recorder::new(pool_ops(&pool, &reclaim, 0), 0, &checker);
-    let mut table = stage2(geometry, features, Policy::GRANULE, &pool);
-    let mut memcache = Memcache::new();
-    memcache.top_up(&ops, 4, 8);
-    act(&mut table, &ops, &mut memcache);
-    assert_eq!(checker.lock().unwrap().violations(), []);
-}
-
-fn with_lock<T>(ops: &CheckedOps<'_>, act: impl FnOnce() -> T) -> T {
-    ops.note(Note::Lock { is_exclusive: true });
-    let result = act();
-    ops.note(Note::Unlock);
-    result
 }
 
 #[test]

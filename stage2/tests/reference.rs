@@ -166,6 +166,7 @@ struct PageChange {
     op: TableOp,
     /// Indicates that the page is in the operation's range.
     is_in_range: bool,
+    is_range_empty: bool,
     /// Indicates that the policy maps the other parts of a block that it splits.
     populates_on_split: bool,
     ipa: u64,
@@ -182,7 +183,10 @@ impl PageChange {
     fn is_allowed(&self) -> bool {
         let (before, after) = (self.before, self.after);
         let right = after.is_none_or(|(phys, _)| phys == MEMORY + self.ipa);
+        // A relaxation is that of a leaf, not of a range.
+        let may_change = !self.is_range_empty || matches!(self.op, TableOp::Relax(_));
         right
+            && (may_change || before == after)
             && match self.op {
                 TableOp::Map { attributes, .. } if self.is_in_range => self.is_mapped(attributes),
                 TableOp::MapEach { attributes, has_blocks } if self.is_in_range => self.is_mapped(
@@ -256,6 +260,7 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(TableOp, u1
             let change = PageChange {
                 op,
                 is_in_range: (first..first + count).contains(&index),
+                is_range_empty: count == 0,
                 populates_on_split: policy.populates_on_split,
                 ipa: index * page,
                 page_size: page,
@@ -277,13 +282,14 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(TableOp, u1
 }
 
 /// Returns the first page and the number of pages of an operation; one operation in four covers a
-/// whole block or both blocks.
+/// whole block or both blocks, and one in eight no page.
 fn operation_range(granule: Granule, at: u16, length: u16) -> (u64, u64) {
     let per_block = granule.entries();
     let pages = 2 * per_block;
     let first = u64::from(at) % pages;
     match length % 8 {
         0 => (0, pages),
+        2 => (first, 0),
         4 => (first / per_block * per_block, per_block),
         _ => (first, (1 + u64::from(length)).min(pages - first)),
     }

@@ -149,7 +149,7 @@ impl Stage2 {
         self.check_range(ipa.align_down(page), page)
     }
 
-    /// Checks that a range is page-aligned and lies in the IPA space.
+    /// Checks that a range, which may be empty, is page-aligned and lies in the IPA space.
     #[inline]
     fn check_range(&self, ipa: Ipa, size: u64) -> Result<(), MapError> {
         self.check_mapping(ipa, PhysAddr(0), size)

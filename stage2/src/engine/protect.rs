@@ -171,6 +171,9 @@ impl Stage2 {
         change: &impl Fn(Descriptor) -> Descriptor,
     ) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
+        if size == 0 {
+            return Ok(());
+        }
         let (root, start) = (self.root, self.geometry.start_level());
         let walk = self.exclusive_walk(ops);
         if walk.change_leaves(root, start, (ipa, ipa + size), change)? {
@@ -187,6 +190,9 @@ impl Stage2 {
     /// [`MapError::Unaligned`] or [`MapError::IpaOutOfRange`].
     pub fn age<O: Operations>(&mut self, ops: &O, ipa: Ipa, size: u64) -> Result<bool, MapError> {
         self.check_range(ipa, size)?;
+        if size == 0 {
+            return Ok(false);
+        }
         let (root, start) = (self.root, self.geometry.start_level());
         let change = &Descriptor::without_access_flag;
         self.exclusive_walk(ops).change_leaves(root, start, (ipa, ipa + size), change)

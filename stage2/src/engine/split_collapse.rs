@@ -277,6 +277,9 @@ impl Stage2 {
         max_size: u64,
     ) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
+        if size == 0 {
+            return Ok(());
+        }
         let (root, start) = (self.root, self.geometry.start_level());
         let mut batch = TableFreeBatch::new();
         let range = (ipa, ipa + size);
@@ -299,6 +302,9 @@ impl Stage2 {
         size: u64,
     ) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
+        if size == 0 {
+            return Ok(());
+        }
         let (root, start) = (self.root, self.geometry.start_level());
         self.exclusive_walk(ops).split_range(root, start, (ipa, ipa + size), memcache)
     }

@@ -253,6 +253,9 @@ impl Stage2 {
     /// [`MapError::Unaligned`] or [`MapError::IpaOutOfRange`].
     pub fn unmap<O: Operations>(&mut self, ops: &O, ipa: Ipa, size: u64) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
+        if size == 0 {
+            return Ok(());
+        }
         let defers = self.features.fwb && self.uses_range_tlbi();
         let (unlinks_whole_tables, limit) = match self.policy.unmap_batching {
             UnmapBatching::Deferred if defers => (false, BATCH_CAPACITY),

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test uses some of the items")]
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
+pub mod checked;
 pub mod machine;
 pub mod script;
 pub mod test_vm;
