@@ -23,7 +23,7 @@ use crate::{
     policy::{Locking, Policy, TopUpCondition},
 };
 
-/// Contiguous host memory that backs a guest range.
+/// Contiguous host memory that backs a guest range, at least as large as the granule of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostPage {
     /// First guest address, a multiple of `size`.
@@ -36,9 +36,19 @@ pub struct HostPage {
     pub is_writable: bool,
 }
 
+impl HostPage {
+    /// Returns whether the page is aligned to its size, a power of two, and contains an address.
+    const fn contains(&self, ipa: Ipa) -> bool {
+        self.size.is_power_of_two()
+            && self.phys.is_aligned(self.size)
+            && ipa.align_down(self.size).0 == self.ipa.0
+    }
+}
+
 /// Interface of the fault path to the host's memory management.
 pub trait HostMemory {
-    /// Looks up the page that backs an address, and populates it for the access. May sleep.
+    /// Looks up the page that backs an address, and populates it for the access. May sleep. The page
+    /// contains the address.
     fn look_up_page(&self, ipa: Ipa, access: Access) -> Option<HostPage>;
 
     /// Returns whether dirty logging is enabled for an address.
@@ -70,6 +80,14 @@ pub enum FaultError {
     /// Error returned when no free table is left.
     #[error("page tables exhausted: enlarge the pool")]
     NoTables,
+    /// Error returned for a host page that does not contain the address, is smaller than the granule,
+    /// or is not a power of two in size or not aligned to it.
+    #[error(
+        "host page at guest address {ipa}, host address {phys}, {size:#x} bytes: not an aligned page \
+         that contains guest address {fault}"
+    )]
+    #[allow(missing_docs, reason = "fields are the fault's address and those of the page")]
+    HostPage { fault: Ipa, ipa: Ipa, phys: PhysAddr, size: u64 },
     /// Error returned when the host page cannot be mapped.
     #[error("host page cannot be mapped")]
     Map(#[source] MapError),
@@ -160,7 +178,7 @@ impl<R: RawRwLock> Mmu<R> {
             .filter(|page| page.is_writable || fault.access != Access::Write)
             .ok_or(FaultError::NoMemory(fault.ipa))?;
         let logging = host.is_logging(fault.ipa);
-        let plan = self.fault_request(fault, sequence, &page, logging);
+        let plan = self.fault_request(fault, sequence, &page, logging)?;
         let needed = self.geometry.tables_below_root();
         if self.needs_top_up(&plan, logging) && !memcache.top_up(ops, needed, Memcache::CAPACITY) {
             return Err(FaultError::NoTables);
@@ -237,12 +255,12 @@ impl<R: RawRwLock> Mmu<R> {
         sequence: u64,
         page: &HostPage,
         logging: bool,
-    ) -> FaultRequest {
-        let size = if logging {
-            self.geometry.granule().size()
-        } else {
-            largest_leaf_within(&self.geometry, page.size)
-        };
+    ) -> Result<FaultRequest, FaultError> {
+        let HostPage { ipa, phys, size, .. } = *page;
+        let largest = largest_leaf_within(&self.geometry, size)
+            .filter(|_| page.contains(fault.ipa))
+            .ok_or(FaultError::HostPage { fault: fault.ipa, ipa, phys, size })?;
+        let size = if logging { self.geometry.granule().size() } else { largest };
         let ipa = fault.ipa.align_down(size);
         // Dirty logging requires a fault at the first write to each page.
         let write = page.is_writable && (!logging || fault.access == Access::Write);
@@ -253,7 +271,7 @@ impl<R: RawRwLock> Mmu<R> {
         };
         let relax =
             fault.status == FaultStatus::Permission && self.geometry.span(fault.level) == size;
-        FaultRequest {
+        Ok(FaultRequest {
             fault,
             sequence,
             request: MapRequest::new(ipa, page.phys + (ipa - page.ipa), size, attributes),
@@ -263,7 +281,7 @@ impl<R: RawRwLock> Mmu<R> {
                 Locking::SharedRelax => relax && logging,
                 Locking::Shared => true,
             },
-        }
+        })
     }
 }
 
@@ -293,12 +311,11 @@ impl FaultRequest {
     }
 }
 
-/// Returns the size of the largest leaf that fits in `size` bytes.
-pub fn largest_leaf_within(geometry: &Geometry, size: u64) -> u64 {
-    (geometry.start_level().number()..3)
+/// Returns the size of the largest leaf that fits in `size` bytes; `None` if no page fits.
+pub fn largest_leaf_within(geometry: &Geometry, size: u64) -> Option<u64> {
+    (geometry.start_level().number()..=3)
         .filter_map(Level::new)
         .filter(|level| level.can_be_leaf(geometry.granule()))
         .map(|level| geometry.span(level))
         .find(|span| *span <= size)
-        .unwrap_or_else(|| geometry.granule().size())
 }

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the engine guarantees to its callers, and requires of them: empty ranges.
+//! Contracts between the engine and its callers: empty ranges, host pages of the fault path.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
 
-use granule_stage2::{Ipa, MapRequest, Stage2, check::Action, descriptor::Attributes};
+use granule_stage2::{
+    Access, Fault, FaultStatus, Ipa, MapRequest, Memcache, NoMaintenance, PhysAddr, Policy, Stage2,
+    check::Action,
+    descriptor::Attributes,
+    fault::{FaultError, HostMemory, HostPage, Mmu, Resolution},
+    geometry::{Geometry, Granule},
+};
+use parking_lot::RawRwLock;
 use support::{
     ALL_FEATURES, BLOCK, MEMORY, PAGE,
     checked::{run_checked, with_lock},
+    pool, stage2,
 };
 
 fn request(ipa: u64, size: u64) -> MapRequest {
@@ -39,4 +47,66 @@ fn an_empty_range_changes_nothing() {
 
         assert_eq!(leaves(table), before);
     });
+}
+
+/// A host whose look-ups return one page.
+struct OnePage(HostPage);
+
+impl HostMemory for OnePage {
+    fn look_up_page(&self, _: Ipa, _: Access) -> Option<HostPage> {
+        Some(self.0)
+    }
+
+    fn is_logging(&self, _: Ipa) -> bool {
+        false
+    }
+
+    fn invalidation_sequence(&self) -> u64 {
+        0
+    }
+
+    fn mark_dirty(&self, _: Ipa, _: u64) {}
+}
+
+/// Handles a write fault at 4M + 64K with a host page in a table with this granule.
+fn fault_with(granule: Granule, page: HostPage) -> Result<Resolution, FaultError> {
+    let geometry = Geometry::new(granule, 40).unwrap();
+    let pool = pool(&geometry, 16);
+    let mmu = Mmu::<RawRwLock>::new(stage2(geometry, ALL_FEATURES, Policy::GRANULE, &pool));
+    let (access, status) = (Access::Write, FaultStatus::Translation);
+    let level = geometry.start_level();
+    let fault = Fault { ipa: Ipa(0x41_0000), access, status, level };
+    mmu.fault(&NoMaintenance(&pool), &OnePage(page), &mut Memcache::new(), fault)
+}
+
+#[test]
+fn a_host_page_that_is_no_aligned_page_at_the_address_is_refused() {
+    let page =
+        |ipa, phys, size| HostPage { ipa: Ipa(ipa), phys: PhysAddr(phys), size, is_writable: true };
+    let refused = [
+        // Smaller than the granule.
+        (Granule::K64, page(0x41_0000, 0x1_0000, 0x1000)),
+        (Granule::K16, page(0x41_0000, 0x1_0000, 0x2000)),
+        (Granule::K4, page(0x41_0000, 0x1_0000, 0)),
+        // Addresses or size are no multiples.
+        (Granule::K4, page(0x40_1000, 0x4000_0000, 0x20_0000)),
+        (Granule::K4, page(0x40_0000, 0x4000_1000, 0x20_0000)),
+        (Granule::K4, page(0x40_0000, 0x4000_0000, 0x18_0000)),
+        // The address is before or behind the page.
+        (Granule::K4, page(0x60_0000, 0x4000_0000, 0x20_0000)),
+        (Granule::K4, page(0x40_0000, 0x4000_0000, 0x1000)),
+    ];
+    for (granule, page) in refused {
+        let HostPage { ipa, phys, size, .. } = page;
+        let error = FaultError::HostPage { fault: Ipa(0x41_0000), ipa, phys, size };
+
+        assert_eq!(fault_with(granule, page), Err(error), "{granule:?}");
+    }
+    for (granule, page) in [
+        (Granule::K4, page(0x40_0000, 0x4000_0000, 0x20_0000)),
+        (Granule::K64, page(0x40_0000, 0x4000_0000, 0x20_0000)),
+        (Granule::K64, page(0x41_0000, 0x4001_0000, 0x1_0000)),
+    ] {
+        assert_eq!(fault_with(granule, page), Ok(Resolution::Resolved), "{granule:?}");
+    }
 }
