@@ -54,9 +54,21 @@ pub trait HostMemory {
     /// Returns whether dirty logging is enabled for an address.
     fn is_logging(&self, ipa: Ipa) -> bool;
 
-    /// Returns the invalidation sequence, which increases under the table's lock whenever pages are
-    /// unmapped (Linux: `mmu_invalidate_seq`).
+    /// Returns the invalidation sequence, which increases whenever pages are unmapped: after look-ups
+    /// return the new result, and before the section of the table's lock ends in which the pages are
+    /// unmapped (Linux: `mmu_invalidate_seq`). An earlier increase lets a fault that reads the new
+    /// sequence map the page that is about to be freed.
+    ///
+    /// If look-ups change only after that section, [`HostMemory::is_invalidating`] covers the time in
+    /// between, and the sequence increases in the section that ends it.
     fn invalidation_sequence(&self) -> u64;
+
+    /// Returns whether pages of a range are being unmapped while look-ups may still return them
+    /// (Linux: `mmu_invalidate_in_progress`): the fault is retried. Changes under the table's lock
+    /// only. A host whose look-ups change within one section of the lock needs no such time.
+    fn is_invalidating(&self, _ipa: Ipa, _size: u64) -> bool {
+        false
+    }
 
     /// Marks a range dirty before the guest can write it.
     fn mark_dirty(&self, ipa: Ipa, size: u64);
@@ -294,7 +306,8 @@ impl FaultRequest {
         host: &H,
         table: &Stage2,
     ) -> Result<(), MapError> {
-        if host.invalidation_sequence() != self.sequence {
+        let MapRequest { ipa, size, .. } = self.request;
+        if host.is_invalidating(ipa, size) || host.invalidation_sequence() != self.sequence {
             return Err(MapError::Again);
         }
         table.cmo_in_fault_path(ops, &self.fault, &self.request);

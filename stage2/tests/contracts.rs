@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Contracts between the engine and its callers: empty ranges, host pages of the fault path.
+//! Contracts between the engine and its callers: empty ranges, host pages and invalidations of the
+//! fault path.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
@@ -49,8 +50,8 @@ fn an_empty_range_changes_nothing() {
     });
 }
 
-/// A host whose look-ups return one page.
-struct OnePage(HostPage);
+/// A host whose look-ups return one page, and whose invalidation is in progress or not.
+struct OnePage(HostPage, bool);
 
 impl HostMemory for OnePage {
     fn look_up_page(&self, _: Ipa, _: Access) -> Option<HostPage> {
@@ -65,18 +66,27 @@ impl HostMemory for OnePage {
         0
     }
 
+    fn is_invalidating(&self, ipa: Ipa, size: u64) -> bool {
+        let page = self.0;
+        self.1 && ipa < page.ipa + page.size && page.ipa < ipa + size
+    }
+
     fn mark_dirty(&self, _: Ipa, _: u64) {}
 }
 
 /// Handles a write fault at 4M + 64K with a host page in a table with this granule.
 fn fault_with(granule: Granule, page: HostPage) -> Result<Resolution, FaultError> {
+    fault_of(granule, &OnePage(page, false))
+}
+
+fn fault_of(granule: Granule, host: &OnePage) -> Result<Resolution, FaultError> {
     let geometry = Geometry::new(granule, 40).unwrap();
     let pool = pool(&geometry, 16);
     let mmu = Mmu::<RawRwLock>::new(stage2(geometry, ALL_FEATURES, Policy::GRANULE, &pool));
     let (access, status) = (Access::Write, FaultStatus::Translation);
     let level = geometry.start_level();
     let fault = Fault { ipa: Ipa(0x41_0000), access, status, level };
-    mmu.fault(&NoMaintenance(&pool), &OnePage(page), &mut Memcache::new(), fault)
+    mmu.fault(&NoMaintenance(&pool), host, &mut Memcache::new(), fault)
 }
 
 #[test]
@@ -109,4 +119,14 @@ fn a_host_page_that_is_no_aligned_page_at_the_address_is_refused() {
     ] {
         assert_eq!(fault_with(granule, page), Ok(Resolution::Resolved), "{granule:?}");
     }
+}
+
+#[test]
+fn a_fault_during_an_invalidation_is_retried() {
+    let (ipa, phys) = (Ipa(0x40_0000), PhysAddr(0x4000_0000));
+    let page = HostPage { ipa, phys, size: BLOCK, is_writable: true };
+
+    let done = [true, false].map(|is_busy| fault_of(Granule::K4, &OnePage(page, is_busy)));
+
+    assert_eq!(done, [Ok(Resolution::Retry), Ok(Resolution::Resolved)]);
 }
