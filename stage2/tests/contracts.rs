@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Contracts between the engine and its callers: empty ranges, host pages and invalidations of the
-//! fault path.
+//! Contracts between the engine and its callers: empty ranges, maps of what is mapped, host pages and
+//! invalidations of the fault path.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
@@ -16,7 +16,7 @@ use parking_lot::RawRwLock;
 use support::{
     ALL_FEATURES, BLOCK, MEMORY, PAGE,
     checked::{run_checked, with_lock},
-    pool, stage2,
+    fixture_with, pool, stage2,
 };
 
 fn request(ipa: u64, size: u64) -> MapRequest {
@@ -129,4 +129,24 @@ fn a_fault_during_an_invalidation_is_retried() {
     let done = [true, false].map(|is_busy| fault_of(Granule::K4, &OnePage(page, is_busy)));
 
     assert_eq!(done, [Ok(Resolution::Retry), Ok(Resolution::Resolved)]);
+}
+
+#[test]
+fn an_exclusive_map_of_what_is_mapped_succeeds() {
+    let geometry = Geometry::new(Granule::K4, 40).unwrap();
+    for (name, policy) in Policy::PRESETS {
+        let (pool, mut table, mut memcache) = fixture_with(geometry, ALL_FEATURES, policy, 16);
+        let ops = NoMaintenance(&pool);
+        let read = MapRequest { attributes: Attributes::READ, ..request(0, PAGE) };
+
+        for request in [request(0, PAGE), request(0, PAGE), request(BLOCK, BLOCK)] {
+            table.map(&ops, &mut memcache, &request).unwrap();
+        }
+        let again = table.map(&ops, &mut memcache, &request(BLOCK, BLOCK));
+        let with_mapper = table.mapper(&ops).map(&mut memcache, &request(0, PAGE));
+
+        assert_eq!((again, with_mapper), (Ok(()), Ok(())), "{name}");
+        let less = table.map(&ops, &mut memcache, &read);
+        assert_eq!(less, Ok(()), "{name}");
+    }
 }

@@ -57,6 +57,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         match self.stage2.policy.existing_leaf {
             ExistingLeaf::Replace if old.with_contiguous(false) == new => Ok(()),
             ExistingLeaf::Replace => self.replace_leaf(slot, self.contpte_unfold(slot, old)?, new),
+            // No other walker has made the leaf since a fault: a retry would find it again.
+            _ if !M::IS_SHARED && relaxed == old => Ok(()),
             ExistingLeaf::Retry => Err(MapError::Again),
             ExistingLeaf::Relax if relaxed == old || old.is_break_pending() => Err(MapError::Again),
             // A CPU with a stale TLB entry takes a permission fault, whose handler invalidates it.

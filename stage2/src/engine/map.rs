@@ -324,7 +324,8 @@ impl Stage2 {
     ///
     /// # Errors
     /// [`MapError`]; after [`MapError::Again`] and [`MapError::NoTable`] part of the range may be
-    /// mapped.
+    /// mapped. With [`ExistingLeaf::Retry`](crate::ExistingLeaf), `Again` also denotes a leaf that
+    /// lacks a permission, which [`Stage2::relax`] adds.
     #[inline(always)]
     pub fn map<O: Operations>(
         &mut self,
