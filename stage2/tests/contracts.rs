@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Contracts between the engine and its callers: empty ranges, maps of what is mapped, host pages and
+//! Contracts between the engine and its callers: empty ranges, maps over other leaves, host pages and
 //! invalidations of the fault path.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
 
 use granule_stage2::{
-    Access, Fault, FaultStatus, Ipa, MapRequest, Memcache, NoMaintenance, PhysAddr, Policy, Stage2,
+    Access, Fault, FaultStatus, Features, Ipa, MapRequest, Memcache, NoMaintenance, PhysAddr,
+    Policy, Stage2,
     check::Action,
     descriptor::Attributes,
     fault::{FaultError, HostMemory, HostPage, Mmu, Resolution},
@@ -148,5 +149,26 @@ fn an_exclusive_map_of_what_is_mapped_succeeds() {
         assert_eq!((again, with_mapper), (Ok(()), Ok(())), "{name}");
         let less = table.map(&ops, &mut memcache, &read);
         assert_eq!(less, Ok(()), "{name}");
+    }
+}
+
+#[test]
+fn replaced_memory_is_cleaned_and_invalidated() {
+    // Bytes, and leaves of the old memory and of the new memory that replaces it. Four pages form no
+    // contiguous run, whose removal would make the old pages again.
+    for (size, old, new) in [(4 * PAGE, PAGE, PAGE), (BLOCK, BLOCK, BLOCK), (BLOCK, PAGE, BLOCK)] {
+        run_checked(Features::default(), |table, ops, memcache| {
+            let (ipa, is_device) = (Ipa(0), false);
+            for (phys, leaf) in [(MEMORY, old), (MEMORY + BLOCK, new)] {
+                ops.record(Action::AddMemory { ipa, phys, size, is_device });
+                let map = MapRequest {
+                    max_leaf_size: leaf,
+                    ..MapRequest::new(ipa, phys, size, Attributes::READ_WRITE)
+                };
+                with_lock(ops, || table.map(ops, memcache, &map).unwrap());
+            }
+
+            assert_eq!(table.look_up(ops, ipa).0.address(), MEMORY + BLOCK);
+        });
     }
 }

@@ -7,7 +7,8 @@
 //! lines. D-cache CMOs come first: later instruction fetches must read the bytes that the host
 //! wrote. Both kinds of CMO end with a DSB, which also orders them before the store of the entry.
 //!
-//! CMOs depend only on the new entry: the old one may map other memory.
+//! CMOs before a make depend only on the new entry: the old one may map other memory. That memory is
+//! cleaned and invalidated after the invalidation, as unmapped memory is.
 
 use super::{
     Stage2,
@@ -170,6 +171,46 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     ) {
         if old.attributes().memory == MemoryType::Normal {
             self.defer_clean(deferred, old.address(), self.stage2.geometry.span(level));
+        }
+    }
+
+    /// Cleans and invalidates the memory of a broken leaf that a leaf of other memory replaces.
+    pub(super) fn clean_replaced_leaf(&self, old: Descriptor, level: Level) {
+        let mut deferred = DeferredClean::default();
+        self.defer_clean_of_leaf(old, level, &mut deferred);
+        self.clean_deferred(&deferred);
+    }
+
+    /// Cleans and invalidates the memory that the leaves of an unlinked table map and a block at
+    /// `phys`, which replaces the table, does not.
+    pub(super) fn clean_replaced_leaves(&self, table: TableAddress, level: Level, phys: PhysAddr) {
+        if self.stage2.features.fwb {
+            return;
+        }
+        let mut deferred = DeferredClean::default();
+        self.defer_clean_of_others(table, level, phys, &mut deferred);
+        self.clean_deferred(&deferred);
+    }
+
+    fn defer_clean_of_others(
+        &self,
+        table: TableAddress,
+        level: Level,
+        phys: PhysAddr,
+        deferred: &mut DeferredClean,
+    ) {
+        let span = self.stage2.geometry.span(level);
+        for index in 0..self.stage2.geometry.granule().entries() {
+            let (entry, part) = (self.ops.load(table.entry(index)), phys + index * span);
+            match (entry.kind(level), level.child()) {
+                (EntryKind::Table(child), Some(below)) => {
+                    self.defer_clean_of_others(child, below, part, deferred);
+                }
+                (EntryKind::Leaf(address), _) if address != part => {
+                    self.defer_clean_of_leaf(entry, level, deferred);
+                }
+                _ => {}
+            }
         }
     }
 

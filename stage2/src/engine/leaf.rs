@@ -99,6 +99,9 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             return Err(MapError::Again);
         }
         self.break_and_invalidate(slot, old)?;
+        if old.address() != phys {
+            self.clean_replaced_leaf(old, slot.level);
+        }
         if self.places_cmos_at(CmoPlacement::BetweenBreakAndMake) {
             self.perform_cmos(phys, size, new.attributes());
         }

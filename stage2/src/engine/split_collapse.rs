@@ -105,6 +105,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             self.cmos_for_block(child, level, new);
         }
         self.break_and_invalidate(slot, old)?;
+        self.clean_replaced_leaves(child, level, new.address());
         let between = cmo && self.places_cmos_at(CmoPlacement::BetweenBreakAndMake);
         if self.stage2.policy.coalesce_order == CoalesceOrder::FreeFirst {
             self.free_replaced(unlinked, memcache);
