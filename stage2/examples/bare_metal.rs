@@ -71,10 +71,11 @@ impl Operations for El2<'_> {
 fn main() -> Result<(), MapError> {
     let geometry = const { Geometry::new(Granule::K4, 40) }.expect("a valid IPA width");
     let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, &WORDS[..], &META[..]);
-    let pool = pool.expect("enough tables for the root");
+    let pool = pool.expect("an aligned root, and enough tables for it");
     let (ops, root, mut memcache) = (El2(NoMaintenance(&pool)), pool.root(), Memcache::new());
     let (cpus, policy) = (Features::default(), Policy::GRANULE);
-    let mut guest = Stage2::new(geometry, cpus, policy, Vmid(1), root);
+    let guest = Stage2::new(geometry, cpus, policy, Vmid(1), root);
+    let mut guest = guest.expect("an aligned root");
     let request = |ipa: u64, size| {
         let phys = PhysAddr(ipa + 0xc000_0000);
         MapRequest::new(Ipa(ipa), phys, size, Attributes::READ_WRITE)

@@ -9,7 +9,7 @@ use core::fmt;
 
 use thiserror::Error;
 
-use crate::address::Ipa;
+use crate::address::{Ipa, TableAddress};
 
 /// Address width in bits (Arm ARM D8.1.8, without FEAT_LPA and FEAT_LPA2).
 pub(crate) const ADDRESS_BITS: u32 = 48;
@@ -156,6 +156,18 @@ pub struct GeometryError {
     pub bits: u32,
 }
 
+/// Error returned for a root that VTTBR_EL2 cannot select.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "fields are the first address of the root and its bytes")]
+pub enum RootError {
+    /// Error returned when the root is not aligned to the size of all its tables.
+    #[error("root {root:#x}: not a multiple of {size:#x}, the size of its tables")]
+    Misaligned { root: u64, size: u64 },
+    /// Error returned when the root extends beyond the output address size of descriptors.
+    #[error("root {root:#x}, {size:#x} bytes: beyond 48 address bits")]
+    OutOfRange { root: u64, size: u64 },
+}
+
 impl Geometry {
     /// The most frequent granule and start level. Walks are specialised for them, with constant
     /// shifts.
@@ -248,6 +260,24 @@ impl Geometry {
         self.root_tables
     }
 
+    /// Returns the number of bytes to which the root is aligned: the size of all root tables (Arm ARM
+    /// I_YXFPJ).
+    pub const fn root_alignment(&self) -> u64 {
+        self.root_tables * self.granule.size()
+    }
+
+    /// Checks the address of the first root table.
+    pub(crate) const fn check_root(&self, root: TableAddress) -> Result<(), RootError> {
+        let (TableAddress(root), size) = (root, self.root_alignment());
+        if root & (size - 1) != 0 {
+            return Err(RootError::Misaligned { root, size });
+        }
+        if root > (1 << ADDRESS_BITS) - size {
+            return Err(RootError::OutOfRange { root, size });
+        }
+        Ok(())
+    }
+
     /// Returns the number of tables below the root on a walk to a page. The map of one leaf needs
     /// at most that many tables (Linux: `kvm_mmu_cache_min_pages()`).
     pub const fn tables_below_root(&self) -> usize {
@@ -318,6 +348,22 @@ mod tests {
             let run_span = level.contiguous_entries(granule) * level.span(granule);
             assert_eq!((level.span(granule), run_span), (span, run), "{granule:?} {level}");
         }
+    }
+
+    #[test]
+    fn a_root_is_aligned_to_all_its_tables_and_below_48_bits() {
+        let geometry = Geometry::new(Granule::K4, 42).unwrap();
+        let check = |root| geometry.check_root(TableAddress(root));
+        assert_eq!((geometry.root_tables(), geometry.root_alignment()), (8, 0x8000));
+
+        let size = 0x8000;
+        for root in [0x8000_1000, 0x8000_4000, 0x8000_0008, (1 << 48) + 0x1000] {
+            assert_eq!(check(root), Err(RootError::Misaligned { root, size }));
+        }
+        for root in [1 << 48, 1 << 63] {
+            assert_eq!(check(root), Err(RootError::OutOfRange { root, size }));
+        }
+        assert_eq!([0x8000_0000, (1 << 48) - size].map(check), [Ok(()); 2]);
     }
 
     #[test]

@@ -25,9 +25,9 @@
 //!
 //! let geometry = Geometry::new(Granule::K4, 40)?;
 //! let (entries, metadata) = (zeroed_words(64 * 512), zeroed_words(2 * 64));
-//! let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, entries, metadata).unwrap();
+//! let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, entries, metadata)?;
 //! let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
-//! let table = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
+//! let table = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root())?;
 //! let mmu: Mmu<parking_lot::RawRwLock> = Mmu::new(table);
 //!
 //! let fault = mmu.walker().translate(&ops, Ipa(0x5000), Access::Write).unwrap_err();

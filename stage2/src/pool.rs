@@ -6,16 +6,37 @@
 
 use core::ops::Deref;
 
+use thiserror::Error;
+
 use crate::{
     address::{EntryAddress, PhysAddr, TableAddress},
     descriptor::Descriptor,
-    geometry::{Geometry, to_usize},
+    geometry::{ADDRESS_BITS, Geometry, RootError, to_usize},
     operations::{Dsb, Operations, Order, Tlbi, UnlinkedTable, Vmid},
     sync::{AtomicU64, Ordering, fence},
 };
 
 /// End of the free list.
 const END_OF_LIST: u64 = u32::MAX as u64;
+
+/// Error returned when a pool cannot be created in the given memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "fields are the pool's address and numbers of tables and words")]
+pub enum PoolError {
+    /// Error returned for a base at which no root can be.
+    #[error(transparent)]
+    Root(#[from] RootError),
+    /// Error returned when the root does not fit into the pool, or the pool has more tables than the
+    /// free list can number.
+    #[error("pool of {tables} tables: the root has {root_tables}, and the limit is 4,294,967,294")]
+    TableCount { tables: u64, root_tables: u64 },
+    /// Error returned when the metadata has fewer than two words for each table.
+    #[error("metadata of {words} words: {tables} tables need two words each")]
+    Metadata { words: u64, tables: u64 },
+    /// Error returned when the pool extends beyond the output address size of descriptors.
+    #[error("pool of {tables} tables at {base}: beyond 48 address bits")]
+    OutOfRange { base: PhysAddr, tables: u64 },
+}
 
 /// A pool of tables with their reference counts.
 #[derive(Debug)]
@@ -32,15 +53,29 @@ pub struct TablePool<M> {
 }
 
 impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
-    /// Creates a pool in `entries`, which CPUs access at `base` (a multiple of the granule), with two
-    /// words of `metadata` for each table. Returns `None` if the root does not fit or `metadata` is too
-    /// short.
-    pub fn new(base: PhysAddr, geometry: &Geometry, entries: M, metadata: M) -> Option<Self> {
+    /// Creates a pool in `entries`, which CPUs access at `base` (a multiple of
+    /// [`Geometry::root_alignment`]), with two words of `metadata` for each table.
+    ///
+    /// # Errors
+    /// [`PoolError`].
+    pub fn new(
+        base: PhysAddr,
+        geometry: &Geometry,
+        entries: M,
+        metadata: M,
+    ) -> Result<Self, PoolError> {
         let entries_in_table = geometry.granule().entries();
-        let count = entries.len() as u64 / entries_in_table;
-        let root_tables = geometry.root_tables();
-        if count < root_tables || count >= END_OF_LIST || (metadata.len() as u64) < 2 * count {
-            return None;
+        let tables = entries.len() as u64 / entries_in_table;
+        let (words, root_tables) = (metadata.len() as u64, geometry.root_tables());
+        geometry.check_root(TableAddress(base.0))?;
+        if tables < root_tables || tables >= END_OF_LIST {
+            return Err(PoolError::TableCount { tables, root_tables });
+        }
+        if words < 2 * tables {
+            return Err(PoolError::Metadata { words, tables });
+        }
+        if tables * geometry.granule().size() > (1 << ADDRESS_BITS) - base.0 {
+            return Err(PoolError::OutOfRange { base, tables });
         }
         let pool = Self {
             base: base.0,
@@ -51,11 +86,11 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
             metadata,
             head: AtomicU64::new(END_OF_LIST),
         };
-        for table in (root_tables..count).rev() {
+        for table in (root_tables..tables).rev() {
             pool.push(table, table);
         }
         (0..root_tables).for_each(|table| pool.zero_table(table));
-        Some(pool)
+        Ok(pool)
     }
 
     /// Returns the first table of the root.

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Contracts between the engine and its callers: empty ranges, maps over other leaves, host pages and
-//! invalidations of the fault path.
+//! Contracts between the engine and its callers: empty ranges, maps over other leaves, roots and
+//! pools, host pages and invalidations of the fault path.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
 
 use granule_stage2::{
     Access, Fault, FaultStatus, Features, Ipa, MapRequest, Memcache, NoMaintenance, PhysAddr,
-    Policy, Stage2,
+    Policy, Stage2, TableAddress,
     check::Action,
     descriptor::Attributes,
     fault::{FaultError, HostMemory, HostPage, Mmu, Resolution},
-    geometry::{Geometry, Granule},
+    geometry::{Geometry, Granule, RootError},
+    pool::{PoolError, zeroed_words},
 };
 use parking_lot::RawRwLock;
 use support::{
-    ALL_FEATURES, BLOCK, MEMORY, PAGE,
+    ALL_FEATURES, BLOCK, MEMORY, PAGE, Pool, VMID,
     checked::{run_checked, with_lock},
     fixture_with, pool, stage2,
 };
@@ -171,4 +172,33 @@ fn replaced_memory_is_cleaned_and_invalidated() {
             assert_eq!(table.look_up(ops, ipa).0.address(), MEMORY + BLOCK);
         });
     }
+}
+
+#[test]
+fn a_pool_is_refused_with_the_values_that_do_not_fit() {
+    // Two root tables.
+    let geometry = Geometry::new(Granule::K4, 40).unwrap();
+    let create = |base, tables: usize, words| {
+        Pool::new(PhysAddr(base), &geometry, zeroed_words(tables * 512), zeroed_words(words)).err()
+    };
+    let (root, size) = (0x8000_1000, 0x2000);
+
+    for (base, tables, words, error) in [
+        (root, 4, 8, PoolError::Root(RootError::Misaligned { root, size })),
+        (1 << 48, 4, 8, PoolError::Root(RootError::OutOfRange { root: 1 << 48, size })),
+        (0x8000_0000, 1, 8, PoolError::TableCount { tables: 1, root_tables: 2 }),
+        (0x8000_0000, 4, 7, PoolError::Metadata { words: 7, tables: 4 }),
+        (
+            (1 << 48) - size,
+            4,
+            8,
+            PoolError::OutOfRange { base: PhysAddr((1 << 48) - size), tables: 4 },
+        ),
+    ] {
+        assert_eq!(create(base, tables, words), Some(error));
+    }
+    assert_eq!(create(0x8000_0000, 4, 8), None);
+    let features = ALL_FEATURES;
+    let table = Stage2::new(geometry, features, Policy::GRANULE, VMID, TableAddress(root));
+    assert_eq!(table.err(), Some(RootError::Misaligned { root, size }));
 }

@@ -145,13 +145,15 @@ impl<const INVALIDATES: bool> EngineTable<INVALIDATES> {
         let geometry = const { Geometry::new(Granule::K4, 39) }.expect("a valid IPA width");
         let base = PhysAddr((&raw const TABLE_WORDS) as u64);
         let pool = TablePool::new(base, &geometry, &TABLE_WORDS.0[..], &METADATA[..]);
-        let pool: &'static Pool = POOL.create(pool.expect("enough tables for the root"));
+        let pool: &'static Pool =
+            POOL.create(pool.expect("an aligned root, and enough tables for it"));
         let features = Features {
             dic: read_register!("ctr_el0") >> 29 & 1 != 0,
             bbm: (read_register!("id_aa64mmfr2_el1") >> 52 & 0xf).min(2) as u8,
             ..Features::default()
         };
         let stage2 = Stage2::new(geometry, features, Policy::GRANULE, Vmid(VMID), pool.root());
+        let stage2 = stage2.expect("an aligned root");
         Self { ops: El2(NoMaintenance(pool)), memcache: Memcache::new(), stage2 }
     }
 

@@ -116,6 +116,7 @@ impl<const BBM: u8> BenchTable for Engine<BBM> {
         let features = Features { fwb: true, dic: true, tlb_range: true, bbm: BBM };
         let root = TableAddress(take_zeroed_page() as u64);
         let table = Stage2::new(geometry, features, Policy::GRANULE, Vmid(1), root);
+        let table = table.expect("an aligned page");
         Self { table, memcache: Memcache::new() }
     }
 

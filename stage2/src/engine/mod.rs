@@ -38,7 +38,7 @@ use thiserror::Error;
 
 use crate::{
     address::{Ipa, PhysAddr, TableAddress},
-    geometry::{ADDRESS_BITS, Geometry},
+    geometry::{ADDRESS_BITS, Geometry, RootError},
     operations::Vmid,
     policy::{CmoPlacement, Policy},
 };
@@ -99,15 +99,22 @@ pub struct Stage2 {
 }
 
 impl Stage2 {
-    /// Creates a stage-2 table with `root`: [`Geometry::root_tables`] contiguous zeroed tables.
+    /// Creates a stage-2 table with `root`: [`Geometry::root_tables`] contiguous zeroed tables at a
+    /// multiple of [`Geometry::root_alignment`].
+    ///
+    /// # Errors
+    /// [`RootError`] if VTTBR_EL2 cannot select the root.
     pub const fn new(
         geometry: Geometry,
         features: Features,
         policy: Policy,
         vmid: Vmid,
         root: TableAddress,
-    ) -> Self {
-        Self {
+    ) -> Result<Self, RootError> {
+        if let Err(error) = geometry.check_root(root) {
+            return Err(error);
+        }
+        Ok(Self {
             geometry,
             features,
             policy,
@@ -115,7 +122,7 @@ impl Stage2 {
             root,
             skips_all_cmos: (features.fwb && features.dic)
                 || matches!(policy.cmo_placement, CmoPlacement::FaultPath),
-        }
+        })
     }
 
     /// Returns the geometry of the IPA space.

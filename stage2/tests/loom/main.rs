@@ -122,7 +122,7 @@ fn table(policy: Policy, features: Features) -> Stage2 {
     let geometry = Geometry::new(Granule::K4, 32).unwrap();
     // Shared walkers cannot change a contiguous run.
     let policy = Policy { sets_contiguous: false, ..policy };
-    Stage2::new(geometry, features, policy, Vmid(1), TableAddress(ROOT))
+    Stage2::new(geometry, features, policy, Vmid(1), TableAddress(ROOT)).unwrap()
 }
 
 fn map_initial(

@@ -71,7 +71,7 @@ pub fn pool(geometry: &Geometry, tables: usize) -> Pool {
 }
 
 pub fn stage2(geometry: Geometry, features: Features, policy: Policy, pool: &Pool) -> Stage2 {
-    Stage2::new(geometry, features, policy, VMID, pool.root())
+    Stage2::new(geometry, features, policy, VMID, pool.root()).unwrap()
 }
 
 /// Returns an empty table with its pool and a full memcache.

@@ -63,8 +63,9 @@ impl SoftwareMachine {
         let tables = to_usize(geometry.root_tables()) + max_tables(size, vcpus);
         let (entries, references) = (zeroed_words(tables * 512), zeroed_words(tables * 2));
         let pool = TablePool::new(PhysAddr(1 << 46), &geometry, entries, references)
-            .ok_or_else(|| config.too_large_error())?;
-        let table = Stage2::new(geometry, Features::default(), policy, Vmid(1), pool.root());
+            .map_err(|_| config.too_large_error())?;
+        let table = Stage2::new(geometry, Features::default(), policy, Vmid(1), pool.root())
+            .map_err(|_| config.too_large_error())?;
         let state = Arc::new(MachineState {
             memory,
             pool,
