@@ -84,7 +84,7 @@ fn each_missing_or_weaker_step_is_found() {
         ("0 dc civac 41a00000 200000", "0 dc cvau 41a00000 200000", Rule::UncleanReachable),
         ("0 dc civac 41a00000 200000", "0 dc ivac 41a00000 200000", Rule::UncleanReachable),
         ("0 dsb sy\n0 table", "0 table", Rule::UncleanReachable),
-        ("0 tlbi ipas2e1is 0 @1\n", "0 tlbi ripas2le1is 0 @1\n", Rule::TableRemovalSpan),
+        ("0 tlbi ipas2e1is 0 @1\n", "0 tlbi ripas2le1is 400000000000 @1\n", Rule::TableRemovalSpan),
         ("release", "plain", Rule::TableNotPublished),
         ("release", "relaxed-swap", Rule::TableNotPublished),
         ("0 store 41180000 0 41184003 release", NSH_LINK, Rule::TableNotPublished),
@@ -101,6 +101,9 @@ fn each_missing_or_weaker_step_is_found() {
             "plain @1\n0 hcr 480000000\n0 isb\n0 tlbi ipas2",
             Rule::TableRemovalSpan,
         ),
+        // A range of 64K granules, and hints of them: no entry need be invalidated.
+        ("0 tlbi ipas2e1is 0 @1\n", "0 tlbi ripas2e1is c00000000000 @1\n", Rule::TableRemovalSpan),
+        ("0 tlbi ipas2e1is 0 @1\n", "0 tlbi ipas2e1is f00000000000 @1\n", Rule::WrongTtl),
         ("0 tlbi vmalls12e1is 0\n", "", Rule::ReductionNotComplete),
         ("0 tlbi vmalls12e1is 0\n", "0 tlbi vmalls12e1 0\n", Rule::ReductionNotComplete),
         ("0 tlbi vmalls12e1is 0\n", "0 tlbi vmalle1is 0\n", Rule::ReductionNotComplete),

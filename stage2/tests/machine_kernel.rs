@@ -80,7 +80,11 @@ fn another_page_is_mapped_only_after_a_complete_invalidation_on_all_cpus() {
         ("0 dsb ishst\n0 ktlbi vaale1is ff000000000\n0 dsb ish\n", true),
         ("0 dsb ishst\n0 ktlbi vaae1is ff000000000\n0 dsb ish\n", true),
         ("0 dsb ishst\n0 ktlbi vmalle1is 0\n0 dsb ish\n", true),
-        ("0 dsb ishst\n0 ktlbi rvaale1is 1000000000\n0 dsb ish\n", true),
+        ("0 dsb ishst\n0 ktlbi rvaale1is 401000000000\n0 dsb ish\n", true),
+        // The range, and the hint, of another granule.
+        ("0 dsb ishst\n0 ktlbi rvaale1is 801000000000\n0 dsb ish\n", false),
+        ("0 dsb ishst\n0 ktlbi rvaale1is 1000000000\n0 dsb ish\n", false),
+        ("0 dsb ishst\n0 ktlbi vaale1is bff000000000\n0 dsb ish\n", false),
         ("", false),
         ("0 ktlbi vaale1is ff000000000\n0 dsb ish\n", false),
         ("0 dsb ishst\n0 ktlbi vaale1is ff000000000\n", false),

@@ -12,6 +12,7 @@ use core::fmt;
 
 use super::{
     cache_model::{AddressSet, CacheModel},
+    entry::Invalidation,
     event::{Action, Cause, Event, Setup},
     leaf_count::{LeafCount, LiveLeaves},
     rule::Rule,
@@ -222,7 +223,10 @@ impl Checker {
             Action::Isb => {
                 self.effect.exists = core::mem::take(&mut self.cpus[cpu].needs_isb);
             }
-            Action::Tlbi(kind) => self.invalidate(cpu, kind, false),
+            Action::Tlbi(kind) => {
+                self.check_encodable(kind);
+                self.invalidate(cpu, Invalidation::of_stage2(kind));
+            }
             Action::SwitchVmid(vmid) => self.switch_vmid(cpu, vmid),
             Action::CleanInvalidate { phys, size } => self.clean_invalidate(phys, size),
             Action::InvalidateICache(range) => {

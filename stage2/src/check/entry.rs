@@ -102,31 +102,65 @@ pub(super) struct Invalidation<A> {
     pub(super) is_nxs: bool,
 }
 
+/// The TTL hint of an invalidation (FEAT_TTL): the level of the leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TtlHint {
+    /// No hint: leaves of all levels are removed.
+    Unknown,
+    Level(Level),
+    /// A hint, or a range, of another granule: no entry needs to be removed (Arm ARM R_SQXYZ, R_XKMMX).
+    Wrong,
+}
+
+impl From<Option<Level>> for TtlHint {
+    fn from(level: Option<Level>) -> Self {
+        level.map_or(Self::Unknown, Self::Level)
+    }
+}
+
 /// The addresses and entries to which an invalidation applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct InvalidatedRange<A> {
     pub(super) first: A,
     /// The bytes; 1 for a single address.
     pub(super) size: u64,
-    /// The level of the leaves (FEAT_TTL).
-    pub(super) ttl: Option<Level>,
+    pub(super) ttl: TtlHint,
     /// Indicates that entries of tables are not removed.
     pub(super) leaf_only: bool,
 }
 
+impl<A> InvalidatedRange<A> {
+    /// Returns whether leaves of a level are removed.
+    pub(super) fn removes_leaf(&self, level: Level) -> bool {
+        match self.ttl {
+            TtlHint::Unknown => true,
+            TtlHint::Level(hint) => hint == level,
+            TtlHint::Wrong => false,
+        }
+    }
+
+    /// Returns whether the entries of a level that point at tables are removed.
+    pub(super) fn removes_table(&self, _level: Level) -> bool {
+        !self.leaf_only && self.ttl == TtlHint::Unknown
+    }
+}
+
 impl Invalidation<Ipa> {
     /// Returns an invalidation of stage 2, or of entries combined with it.
-    pub(super) const fn of_stage2(kind: Tlbi, is_nxs: bool) -> Self {
+    pub(super) fn of_stage2(kind: Tlbi) -> Self {
+        let range = |first, size, ttl: Option<Level>, leaf_only| {
+            Some(InvalidatedRange { first, size, ttl: ttl.into(), leaf_only })
+        };
         let (range, removed) = match kind {
             Tlbi::Ipa { ipa, ttl, leaf_only, .. } => {
-                (Some(InvalidatedRange { first: ipa, size: 1, ttl, leaf_only }), Removed::Stage2)
+                (range(ipa, 1, ttl, leaf_only), Removed::Stage2)
             }
             Tlbi::Range { ipa, size, ttl, leaf_only, .. } => {
-                (Some(InvalidatedRange { first: ipa, size, ttl, leaf_only }), Removed::Stage2)
+                (range(ipa, size, ttl, leaf_only), Removed::Stage2)
             }
             Tlbi::Stage1 { .. } => (None, Removed::Combined),
             Tlbi::All { .. } => (None, Removed::Everything),
         };
-        Self { range, removed, scope: kind.scope(), is_nxs }
+        Self { range, removed, scope: kind.scope(), is_nxs: false }
     }
 }

@@ -59,8 +59,8 @@ rules! {
         "An operation ends without restoring the VMID.",
         "Linux: __tlb_switch_to_host()";
     WrongTtl: "wrong-ttl",
-        "The TTL hint of a TLBI differs from the level of the leaf.",
-        "Arm ARM R_SQXYZ (FEAT_TTL)";
+        "The TTL hint of a TLBI differs from the level of the leaf, or names another granule.",
+        "Arm ARM R_SQXYZ (FEAT_TTL), R_XKMMX";
     TableRemovalSpan: "table-removal-span",
         "A table is removed without a non-leaf invalidation of all addresses that it spans.",
         "Arm ARM R_NSDNR, R_SQXYZ (IPAS2L, TTL)";

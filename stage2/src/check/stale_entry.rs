@@ -184,8 +184,8 @@ impl<E: TableEntry> StaleEntry<E> {
             return Coverage::Outside;
         }
         let fits = match self.entry.table {
-            Some(_) => !range.leaf_only && range.ttl.is_none(),
-            None => range.ttl.is_none_or(|level: Level| level == self.entry.position.level),
+            Some(_) => range.removes_table(self.entry.position.level),
+            None => range.removes_leaf(self.entry.position.level),
         };
         if fits { Coverage::Covered } else { Coverage::Excluded }
     }

@@ -289,7 +289,7 @@ mod tests {
             let scope = Scope::Local;
             let leaf = Tlbi::Ipa { ipa, ttl: None, leaf_only: false, scope };
             for kind in [leaf, Tlbi::Stage1 { scope }] {
-                tlbs.invalidate(cpu, Invalidation::of_stage2(kind, false), |_| false);
+                tlbs.invalidate(cpu, Invalidation::of_stage2(kind), |_| false);
                 tlbs.barrier(cpu, Dsb::Nsh, false);
             }
         }
@@ -315,7 +315,7 @@ mod tests {
         };
         assert_eq!(held(&tlbs), [true, false, true, true]);
         assert!(tlbs.with_work.is_empty());
-        tlbs.invalidate(2, Invalidation::of_stage2(broadcast, false), |_| false);
+        tlbs.invalidate(2, Invalidation::of_stage2(broadcast), |_| false);
         tlbs.barrier(2, Dsb::Ish, false);
 
         assert_eq!((tlbs.all().count(), tlbs.by_range.len(), tlbs.by_address.len()), (0, 0, 0));

@@ -9,10 +9,13 @@ use alloc::{
 
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
-    check::{Checker, StoreKind, Violation, stale_entry::EntryChange, table_model::EntryPosition},
+    check::{
+        Checker, StoreKind, Violation, entry::Invalidation, stale_entry::EntryChange,
+        table_model::EntryPosition,
+    },
     descriptor::Descriptor,
     geometry::Granule,
-    operations::{Scope, Tlbi, Vmid},
+    operations::Vmid,
 };
 
 impl Checker {
@@ -42,8 +45,8 @@ impl Checker {
     }
 
     /// Invalidates the entries of all VMIDs.
-    pub(super) fn invalidate_all_vmids(&mut self, cpu: usize, scope: Scope, is_nxs: bool) {
-        self.invalidate_entries(cpu, Tlbi::All { scope }, is_nxs);
+    pub(super) fn invalidate_all_vmids(&mut self, cpu: usize, kind: Invalidation<Ipa>) {
+        self.invalidate_entries(cpu, kind);
     }
 
     /// Orders the stores of a CPU to tables before its later stores, without completing them.

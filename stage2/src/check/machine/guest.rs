@@ -9,11 +9,13 @@ use super::{
     registers::Registers,
 };
 use crate::{
-    address::{PhysAddr, TableAddress},
-    check::{Action, Cause, Checker, Event, Rule, Setup},
+    address::{Ipa, PhysAddr, TableAddress},
+    check::{
+        Action, Cause, Checker, Event, Rule, Setup, entry::Invalidation, held_entries::Removed,
+    },
     engine::Features,
     geometry::Geometry,
-    operations::{Note, Scope, Tlbi, Vmid},
+    operations::{Note, Scope, Vmid},
 };
 
 /// VMID of the guest in the events of its checker, whichever one the hypervisor has assigned.
@@ -88,20 +90,15 @@ impl Guest {
     }
 
     /// Processes an invalidation of the current VMID, on a CPU with these registers.
-    pub(super) fn invalidate(
-        &mut self,
-        cpu: u8,
-        (kind, is_nxs): (Tlbi, bool),
-        registers: Registers,
-    ) {
+    pub(super) fn invalidate(&mut self, cpu: u8, kind: Invalidation<Ipa>, registers: Registers) {
+        let cpu = usize::from(cpu);
         let current = registers.vmid();
         let is_vmid_kept = self.vmid.is_none_or(|vmid| vmid == current);
-        match (registers.selects_guest(), kind) {
-            (true, _) if is_nxs => self.checker.invalidate(usize::from(cpu), kind, true),
-            (true, _) => self.check(cpu, Action::Tlbi(kind)),
-            (false, Tlbi::Stage1 { .. }) => {}
+        match (registers.selects_guest(), kind.removed) {
+            (true, _) => self.checker.invalidate(cpu, kind),
+            (false, Removed::Combined) => {}
             (false, _) if is_vmid_kept && !registers.needs_isb => {
-                self.checker.invalidate_current(usize::from(cpu), kind, is_nxs);
+                self.checker.invalidate_current(cpu, kind);
             }
             (false, _) => {
                 let detail = format!("VMID {}: {kind:?}", current.0);
@@ -111,9 +108,9 @@ impl Guest {
     }
 
     /// Invalidates the entries of all VMIDs, after which the hypervisor may assign another VMID.
-    pub(super) fn invalidate_all_vmids(&mut self, cpu: u8, scope: Scope, is_nxs: bool) {
-        self.checker.invalidate_all_vmids(usize::from(cpu), scope, is_nxs);
-        if scope == Scope::Broadcast {
+    pub(super) fn invalidate_all_vmids(&mut self, cpu: u8, kind: Invalidation<Ipa>) {
+        self.checker.invalidate_all_vmids(usize::from(cpu), kind);
+        if kind.scope == Scope::Broadcast {
             self.vmid = None;
         }
     }

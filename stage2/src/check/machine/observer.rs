@@ -17,14 +17,11 @@ use super::{
     lock::Lock,
     pages::{Pages, TablePage, child},
     registers::{self, Registers},
-    tlbi::{self, Invalidation},
+    tlbi::{self, InvalidatedVmids},
 };
 use crate::{
     address::{EntryAddress, PhysAddr},
-    check::{
-        Action, Cause, LeafCount, Rule, StoreKind, cache_model::AddressSet,
-        tlbi_operand::without_nxs,
-    },
+    check::{Action, Cause, LeafCount, Rule, StoreKind, cache_model::AddressSet},
     descriptor::Descriptor,
     engine::Features,
     operations::Dsb,
@@ -402,16 +399,15 @@ impl Observer {
         let registers = self.registers[usize::from(cpu)];
         let own = registers.root().and_then(|root| self.by_root.get(&root)).copied();
         let Some(encoding) = registers.encoding() else { return };
-        let (name, is_nxs) = without_nxs(name);
         match tlbi::decode(name, operand, encoding) {
-            Some(Invalidation::AllVmids(scope)) => {
+            Some((InvalidatedVmids::All, kind)) => {
                 for guest in self.guests.values_mut() {
-                    guest.invalidate_all_vmids(cpu, scope, is_nxs);
+                    guest.invalidate_all_vmids(cpu, kind);
                 }
             }
-            Some(Invalidation::CurrentVmid(kind)) => {
+            Some((InvalidatedVmids::Current, kind)) => {
                 if let Some(guest) = own.and_then(|number| self.guests.get_mut(&number)) {
-                    guest.invalidate(cpu, (kind, is_nxs), registers);
+                    guest.invalidate(cpu, kind, registers);
                 }
             }
             None => {}

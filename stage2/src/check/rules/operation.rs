@@ -5,7 +5,7 @@
 use alloc::format;
 
 use crate::{
-    address::{PhysAddr, TableAddress},
+    address::{Ipa, PhysAddr, TableAddress},
     check::{
         checker::{Checker, CpuModel, HeldLock},
         entry::Invalidation,
@@ -172,23 +172,27 @@ impl Checker {
         self.cpus[cpu].needs_isb = true;
     }
 
-    pub(crate) fn invalidate(&mut self, cpu: usize, kind: Tlbi, is_nxs: bool) {
-        let vmid = self.cpus[cpu].vmid;
-        if self.cpus[cpu].needs_isb || vmid != self.setup.vmid {
-            let detail = format!("VMID {}: {kind:?}", vmid.0);
-            return self.report(Rule::VmidNotCurrent, detail);
-        }
-        self.invalidate_current(cpu, kind, is_nxs);
-    }
-
-    /// Processes an invalidation that applies to the guest's VMID.
-    pub(in crate::check) fn invalidate_current(&mut self, cpu: usize, kind: Tlbi, is_nxs: bool) {
+    /// Checks that one instruction encodes a range.
+    pub(in crate::check) fn check_encodable(&mut self, kind: Tlbi) {
         if let Tlbi::Range { size, .. } = kind
             && !Tlbi::is_encodable(size >> self.setup.geometry.granule().shift())
         {
             self.report(Rule::RangeNotEncodable, format!("{size:#x} bytes"));
         }
-        if self.invalidate_entries(cpu, kind, is_nxs) {
+    }
+
+    pub(in crate::check) fn invalidate(&mut self, cpu: usize, kind: Invalidation<Ipa>) {
+        let vmid = self.cpus[cpu].vmid;
+        if self.cpus[cpu].needs_isb || vmid != self.setup.vmid {
+            let detail = format!("VMID {}: {kind:?}", vmid.0);
+            return self.report(Rule::VmidNotCurrent, detail);
+        }
+        self.invalidate_current(cpu, kind);
+    }
+
+    /// Processes an invalidation that applies to the guest's VMID.
+    pub(in crate::check) fn invalidate_current(&mut self, cpu: usize, kind: Invalidation<Ipa>) {
+        if self.invalidate_entries(cpu, kind) {
             self.report(Rule::WrongTtl, format!("{kind:?}"));
         }
     }
@@ -197,8 +201,7 @@ impl Checker {
     pub(in crate::check) fn invalidate_entries(
         &mut self,
         cpu: usize,
-        kind: Tlbi,
-        is_nxs: bool,
+        kind: Invalidation<Ipa>,
     ) -> bool {
         // A CPU may fetch a whole contiguous run again while one of its entries remains. A TLB may
         // also cache its pages separately, so each page needs its own invalidation.
@@ -208,7 +211,6 @@ impl Checker {
                 && entry.old.is_contiguous()
                 && tables.run_remains(entry.position.entry, entry.position.level)
         };
-        let kind = Invalidation::of_stage2(kind, is_nxs);
         let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, kind, run_remains);
         self.effect = effect;
         is_wrong_level

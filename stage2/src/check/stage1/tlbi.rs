@@ -28,7 +28,7 @@ pub(in crate::check) fn decode(
         "vae1" | "vaae1" | "vale1" | "vaale1" | "vae2" | "vale2" => Some(InvalidatedRange {
             first: VirtAddr(operand << 12 & ADDRESS),
             size: 1,
-            ttl: address_ttl(operand >> 44 & 0xf, encoding.granule),
+            ttl: address_ttl(operand >> 44 & 0xf, encoding),
             leaf_only,
         }),
         "rvae1" | "rvaae1" | "rvale1" | "rvaale1" | "rvae2" | "rvale2" => {
@@ -47,6 +47,7 @@ pub(in crate::check) fn decode(
 mod tests {
     use super::*;
     use crate::{
+        check::entry::TtlHint,
         geometry::{Granule, Level},
         operations::Scope,
     };
@@ -61,10 +62,11 @@ mod tests {
     fn an_address_applies_to_tables_too_unless_the_operation_is_for_the_last_level() {
         let first = VirtAddr(0xff_8000_1001_0000);
         for (name, operand, ttl, leaf_only) in [
-            ("vaae1is", 0x0ff8_0001_0010, None, false),
-            ("vaale1is", 0x0ff8_0001_0010, None, true),
-            ("vale1", 7 << 44 | 0x0ff8_0001_0010, Level::new(3), true),
-            ("vae2is", 0x0ff8_0001_0010, None, false),
+            ("vaae1is", 0x0ff8_0001_0010, TtlHint::Unknown, false),
+            ("vaale1is", 0x0ff8_0001_0010, TtlHint::Unknown, true),
+            ("vale1", 7 << 44 | 0x0ff8_0001_0010, TtlHint::Level(Level::PAGE), true),
+            ("vale1", 0xf << 44 | 0x0ff8_0001_0010, TtlHint::Wrong, true),
+            ("vae2is", 0x0ff8_0001_0010, TtlHint::Unknown, false),
         ] {
             let expected = InvalidatedRange { first, size: 1, ttl, leaf_only };
             assert_eq!(range(name, operand), expected, "{name}");
@@ -75,10 +77,12 @@ mod tests {
     fn a_range_of_upper_addresses_is_extended_by_its_sign() {
         let base = 0xffff_8000_1001_0000_u64 >> 12 & ((1 << 37) - 1);
 
-        let found = range("rvaale1is", base | 3 << 39);
-
         let first = VirtAddr(0xff_8000_1001_0000);
-        assert_eq!(found, InvalidatedRange { first, size: 8 << 12, ttl: None, leaf_only: true });
+        for (granule, ttl) in [(1, TtlHint::Unknown), (2, TtlHint::Wrong), (0, TtlHint::Wrong)] {
+            let found = range("rvaale1is", base | 3 << 39 | granule << 46);
+
+            assert_eq!(found, InvalidatedRange { first, size: 8 << 12, ttl, leaf_only: true });
+        }
     }
 
     #[test]
