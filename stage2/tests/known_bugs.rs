@@ -83,6 +83,15 @@ const DEFECTS: &[Defect] = &[
         ("tlbi ripas2e1is 0x0 0x2000 ttl=3; STAGE1; LEAVE; CLEAN; unlock", &[]),
         ("tlbi ripas2e1is 0x0 0x2000; STAGE1; LEAVE; CLEAN; unlock", &[]),
     ]),
+    // The hint is the level of the leaves below the table, whose entry is of a lower number.
+    ("a range invalidation with the TTL of the leaves covers the tables above them",
+        "LINKED; CLEAN; TWO_PAGES; lock exclusive; UNLINK_T3; ENTER", &[
+        ("tlbi ripas2e1is 0x0 0x200000 ttl=3; STAGE1; LEAVE; CLEAN; unlock", &[]),
+        ("tlbi ripas2le1is 0x0 0x200000 ttl=3; STAGE1; LEAVE; CLEAN; unlock", &[Rule::TableRemovalSpan]),
+        ("tlbi ripas2e1is 0x0 0x200000 ttl=2; STAGE1; LEAVE; CLEAN; unlock",
+            &[Rule::WrongTtl, Rule::TableRemovalSpan, Rule::ReturnedUnclean]),
+        ("0..2 * tlbi ipas2e1is IPA# ttl=3; STAGE1; LEAVE; CLEAN; unlock", &[Rule::TableRemovalSpan]),
+    ]),
     // Two CPUs replace one page each; a CPU's DSB completes only its own invalidations.
     ("each CPU completes its own invalidations",
         "LINKED; CLEAN; TWO_PAGES; lock shared; 1 lock shared; store ENTRY0 PAGE0 LOCKED swap; \

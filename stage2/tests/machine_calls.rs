@@ -382,6 +382,7 @@ fn rules_without_a_function_are_unchecked() {
     let none = hypervisor(&[]);
     let dirty = hypervisor(&[(1, Role::Abort), (2, Role::MarkDirty { argument: 2 })]);
 
+    assert!(is_unchecked(&none, Rule::RangeNotEncodable));
     assert!(is_unchecked(&none, Rule::NotMarkedDirty) && is_unchecked(&none, Rule::StaleLookUp));
     assert!(is_unchecked(&none, Rule::WrongReferences) && !is_unchecked(&none, Rule::WrongTtl));
     assert!(!is_unchecked(&dirty, Rule::NotMarkedDirty) && is_unchecked(&dirty, Rule::StaleLookUp));

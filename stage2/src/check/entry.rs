@@ -139,9 +139,16 @@ impl<A> InvalidatedRange<A> {
         }
     }
 
-    /// Returns whether the entries of a level that point at tables are removed.
-    pub(super) fn removes_table(&self, _level: Level) -> bool {
-        !self.leaf_only && self.ttl == TtlHint::Unknown
+    /// Returns whether the entries of a level that point at tables are removed. With a hint, those
+    /// above its level are removed from a range (Arm ARM C5.5, TLBI RIPAS2E1: non-leaf entries up to
+    /// but not including the level of TTL), and none of a single address.
+    pub(super) fn removes_table(&self, level: Level) -> bool {
+        let is_covered = match self.ttl {
+            TtlHint::Unknown => true,
+            TtlHint::Level(hint) => self.size > 1 && level < hint,
+            TtlHint::Wrong => false,
+        };
+        is_covered && !self.leaf_only
     }
 }
 

@@ -82,6 +82,7 @@ impl Hypervisor {
     pub fn unchecked_rules(&self) -> Vec<(Rule, &'static str)> {
         let has = |test: fn(&Role) -> bool| self.functions.values().any(test);
         let mut unchecked = Vec::from([
+            (Rule::RangeNotEncodable, "an operand cannot express such a range"),
             (Rule::SleepUnderLock, "the trace has no allocations of other memory"),
             (Rule::EmptyMemcache, "the trace has no memcaches"),
             (Rule::DeviceCmo, "the trace has no memslots"),
