@@ -106,6 +106,11 @@ const CASES: &[Case] = &[
     case(Rule::StaleInstructions, FWB_ONLY, "LINKED",
         "store ENTRY0 0 XPAGE0 release; ref T3 1; unlock",
         "ic; dsb ish; store ENTRY0 0 XPAGE0 release; ref T3 1; unlock"),
+    case(Rule::StaleInstructions, FWB_ONLY,
+        "LINKED; ic; dsb ish; store ENTRY0 0 XPAGE0 release; ref T3 1; store ENTRY0 XPAGE0 PAGE0 plain; FLUSH; unlock; \
+         write PHYS 0x40; lock exclusive",
+        "store ENTRY0 PAGE0 XPAGE0 plain; FLUSH; unlock",
+        "ic PHYS 0x1000; dsb ish; store ENTRY0 PAGE0 XPAGE0 plain; FLUSH; unlock"),
     case(Rule::FreedWhileWalked, FWB_DIC, "LINKED; TWO_PAGES; lock exclusive; UNLINK_T3; ref T3 -2",
         "free T3; FLUSH; unlock",
         "FLUSH; free T3; unlock"),

@@ -224,8 +224,13 @@ impl CacheModel {
         }
     }
 
-    pub(super) fn unmap(&mut self, phys: PhysAddr, size: u64) {
+    /// Makes mapped memory not executable: the guest no longer invalidates the I-cache for it.
+    pub(super) fn restrict_execution(&mut self, phys: PhysAddr, size: u64) {
         self.executable_ranges.remove(phys, size);
+    }
+
+    pub(super) fn unmap(&mut self, phys: PhysAddr, size: u64) {
+        self.restrict_execution(phys, size);
         self.mapped_ranges.remove(phys, size);
         self.unmapped_ranges.add(phys, size);
     }

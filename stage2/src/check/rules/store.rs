@@ -144,6 +144,10 @@ impl Checker {
         if restricts && !a.is_accessed {
             self.restrict_aged(position, new);
         }
+        if a.execute && !b.execute {
+            let size = self.setup.geometry.span(position.level);
+            self.caches.restrict_execution(old.address(), size);
+        }
         // CPUs keep the old entry after ageing: a later restriction must invalidate it.
         let is_known = |stale: &StaleEntry| stale.entry.old == old;
         if a.is_accessed && !b.is_accessed && !self.tlbs.of_entry(position.entry).any(is_known) {
