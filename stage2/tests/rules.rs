@@ -137,6 +137,11 @@ const CASES: &[Case] = &[
         "LINKED; TWO_PAGES; PROTECT0; logging 0 0x1000 on; lock exclusive; store ENTRY0 RPAGE0 PAGE0 plain",
         "FLUSH; unlock; PROTECT0; read-log 0 0x1000",
         "mark-dirty 0 0x1000; FLUSH; unlock; PROTECT0; read-log 0 0x1000"),
+    // Logging of other memory starts between the mark and the store.
+    case(Rule::NotMarkedDirty, FWB_DIC,
+        "LINKED; TWO_PAGES; PROTECT0; logging 0 0x1000 on; lock exclusive",
+        "logging 0x100000 0x1000 on; store ENTRY0 RPAGE0 PAGE0 plain; FLUSH; unlock; PROTECT0; read-log 0 0x1000",
+        "mark-dirty 0 0x1000; logging 0x100000 0x1000 on; store ENTRY0 RPAGE0 PAGE0 plain; FLUSH; unlock; PROTECT0; read-log 0 0x1000"),
     case(Rule::SplitRelaxed, FWB_DIC,
         "TABLES; LINK_T2; store T2 0 RBLOCK release; ref T2 1; store T2 RBLOCK 0 plain; FLUSH; store ENTRY0 0 PAGE0 plain; ref T3 2",
         "store ENTRY1 0 PAGE1 plain; store T2 0 LINK3 release; unlock",

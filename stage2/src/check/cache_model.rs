@@ -61,10 +61,6 @@ impl<A: Copy + Ord + Add<u64, Output = A> + Sub<Output = u64>> AddressSet<A> {
     pub(super) fn iter(&self) -> impl Iterator<Item = (A, u64)> + '_ {
         self.0.iter().cloned().map(start_and_size)
     }
-
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
-    }
 }
 
 fn start_and_size<A: Copy + Sub<Output = u64>>(range: Range<A>) -> (A, u64) {

@@ -63,7 +63,7 @@ impl Checker {
 
     pub(crate) fn set_logging(&mut self, ipa: Ipa, size: u64, on: bool) {
         self.logged_ranges.remove(ipa, size);
-        self.marked_ranges.clear();
+        self.marked_ranges.remove(ipa, size);
         self.writable_unmarked_ranges.remove(ipa, size);
         if on {
             self.logged_ranges.add(ipa, size);
