@@ -215,6 +215,7 @@ impl Setup {
                 Rule::LockDiscipline,
                 Rule::SharedStore,
                 Rule::VmidNotRestored,
+                Rule::SplitRelaxed,
                 // Violations that are seen at the end of an operation.
                 Rule::ContiguousRun,
                 Rule::ReturnedUnclean,

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Guests of observed machines: hypervisors without a known lock.
+
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
+
+mod support;
+
+use granule_stage2::check::Rule;
+use support::machine::rules;
+
+/// A guest that one block maps, and CPU 0 that may change its tables.
+const BLOCK: &str = "
+0 stack 1 ffff800010053174
+0 dc civac 41a00000 200000 @1
+0 dsb sy
+0 vtcr 80023558
+0 hcr 480000000
+0 table 41184000 2 - 0=40000041a007fd
+0 table 41180000 1 - 0=41184003
+0 vttbr 1000041180000
+0 isb
+";
+
+const FLUSH: &str = "0 dsb ishst\n0 tlbi vmalls12e1is 0\n0 dsb ish\n";
+
+#[test]
+fn without_a_known_lock_a_later_table_is_no_split() {
+    let (lock, unlock) = ("0 word 50000000 0 1\n", "0 word 50000000 1 0\n");
+    let unmap = ["0 store 41184000 40000041a007fd 0 plain @1\n", FLUSH].concat();
+    // Two pages exchange their memory.
+    let link = "0 table 41186000 3 - 0=40000041a017ff 1=40000041a007ff\n\
+                0 store 41184000 0 41186003 release @1\n";
+    let is_found =
+        |steps: &[&str]| rules(&[&[BLOCK], steps].concat().concat()).contains(&Rule::SplitRelaxed);
+
+    assert!(is_found(&[lock, &unmap, link, unlock]));
+    assert!(!is_found(&[lock, &unmap, unlock, lock, link, unlock]));
+    assert!(!is_found(&[&unmap, link]));
+}
