@@ -8,7 +8,7 @@ mod support;
 
 use std::collections::BTreeSet;
 
-use granule_stage2::check::{Rule, Trace};
+use granule_stage2::check::{Action, Checker, Event, Rule, Setup, Trace};
 use support::script::{first_line, replay};
 
 /// Returns the rules that a script violates on CPUs without FEAT_S2FWB and CTR_EL0.DIC.
@@ -154,6 +154,18 @@ fn known_defects_violate_the_expected_rules() {
                 "{name}: {script}"
             );
         }
+    }
+}
+
+#[test]
+fn an_event_of_a_cpu_that_does_not_exist_is_a_violation() {
+    let trace: Trace = first_line("").parse().unwrap();
+    for (cpus, cpu) in [(0, 0), (1, 1), (64, 64), (65, 64), (u8::MAX, u8::MAX)] {
+        let mut checker = Checker::new(Setup { cpus, ..trace.setup });
+
+        checker.check(&Event { cpu, action: Action::Isb });
+
+        assert_eq!(*checker.violated_rules(), [Rule::LockDiscipline].into(), "{cpus} CPUs");
     }
 }
 

@@ -353,6 +353,15 @@ fn a_block_that_becomes_writable_under_logging_is_found() {
 }
 
 #[test]
+fn logged_memory_ends_at_the_highest_address() {
+    for arguments in ["fffffffffffff 1", "fffffffffffff ffffffffffffffff", "ffffffffffffffff 1"] {
+        let trace = format!("{FAULT}0 enter 14 50000000 {arguments} 1\n");
+
+        assert_eq!(rules(&trace), [], "{arguments}");
+    }
+}
+
+#[test]
 fn memory_that_is_logged_before_a_guest_runs_has_pages_of_the_host() {
     // Logging of 512M from 512M on, in pages of 64K; a fault then makes a block there writable.
     let trace = "0 stack 1 ffff800010053174\n0 enter 14 50000000 2000 2000 1\n\

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests of observed machines: hypervisors without a known lock.
+//! Guests of observed machines: hypervisors without a known lock, the number of CPUs.
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
 
-use granule_stage2::check::Rule;
-use support::machine::rules;
+use granule_stage2::check::{
+    Rule,
+    machine::{LockType, Machine},
+};
+use support::machine::{machine, observe_on, rules};
 
 /// A guest that one block maps, and CPU 0 that may change its tables.
 const BLOCK: &str = "
@@ -36,4 +39,15 @@ fn without_a_known_lock_a_later_table_is_no_split() {
     assert!(is_found(&[lock, &unmap, link, unlock]));
     assert!(!is_found(&[lock, &unmap, unlock, lock, link, unlock]));
     assert!(!is_found(&[&unmap, link]));
+}
+
+#[test]
+fn events_of_cpus_that_do_not_exist_are_ignored() {
+    let unknown = [BLOCK, "64 dsb ish\n255 isb\n1 dsb ish\n"].concat();
+    for (cpus, guests) in [(0, 0), (1, 1), (64, 1), (u8::MAX, 1)] {
+        let observer = observe_on(Machine { cpus, ..machine(LockType::Spinlock) }, &unknown);
+
+        assert_eq!(observer.totals().guests, guests, "{cpus} CPUs");
+        assert!(observer.findings().is_empty());
+    }
 }

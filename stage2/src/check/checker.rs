@@ -13,7 +13,7 @@ use core::fmt;
 use super::{
     cache_model::{AddressSet, CacheModel},
     entry::Invalidation,
-    event::{Action, Cause, Event, Setup},
+    event::{Action, Cause, Event, MAX_CPUS, Setup},
     leaf_count::{LeafCount, LiveLeaves},
     rule::Rule,
     stale_entry::Effect,
@@ -119,9 +119,9 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// Creates a checker with an empty table.
+    /// Creates a checker with an empty table. CPUs beyond [`MAX_CPUS`] do not exist.
     pub fn new(setup: Setup) -> Self {
-        let cpus = usize::from(setup.cpus);
+        let cpus = usize::from(setup.cpus.min(MAX_CPUS));
         Self {
             tables: TableModel::of_stage2(&setup),
             tlbs: TlbModel::new(cpus),

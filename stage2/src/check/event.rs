@@ -25,7 +25,7 @@ pub struct Setup {
     pub vmid: Vmid,
     /// The first table of the root.
     pub root: TableAddress,
-    /// The number of CPUs, 1 to [`MAX_CPUS`].
+    /// The number of CPUs, at most [`MAX_CPUS`].
     pub cpus: u8,
 }
 

@@ -46,7 +46,7 @@ pub(super) struct TlbModel<E: TableEntry = Descriptor> {
 }
 
 impl<E: TableEntry> TlbModel<E> {
-    /// Returns the model of CPUs that all translate by the tables.
+    /// Returns the model of up to 64 CPUs that all translate by the tables.
     pub(super) fn new(cpus: usize) -> Self {
         Self {
             stale_entries: BTreeMap::new(),
@@ -56,7 +56,7 @@ impl<E: TableEntry> TlbModel<E> {
             with_work: BTreeSet::new(),
             steps: 0,
             last_barriers: vec![0; cpus],
-            users: u64::MAX >> (64 - cpus),
+            users: (0..cpus).fold(0, |users, cpu| users | 1 << cpu),
             #[cfg(test)]
             visits: 0,
         }

@@ -13,7 +13,7 @@ use granule_stage2::{
 };
 
 /// Returns a machine whose mmu_lock has this type.
-fn machine(lock: LockType) -> Machine {
+pub fn machine(lock: LockType) -> Machine {
     let functions = [(2, Role::Call), (1, Role::Abort), (4, Role::MarkDirty { argument: 1 })];
     let look_up = [(5, Role::LookUp), (6, Role::ReadSequence), (7, Role::ChangeSequence)];
     let tables = [
@@ -37,7 +37,7 @@ fn machine(lock: LockType) -> Machine {
     }
 }
 
-fn observe_on(machine: Machine, trace: &str) -> Observer {
+pub fn observe_on(machine: Machine, trace: &str) -> Observer {
     let mut observer = Observer::new(machine);
     for line in trace.lines().filter(|line| !line.is_empty()) {
         observer.observe(&line.parse::<MachineEvent>().unwrap());

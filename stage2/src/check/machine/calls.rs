@@ -238,7 +238,10 @@ impl Calls {
     /// logged, and already observe memory that is about to be no longer logged.
     fn change_logging(&mut self, arguments: [u64; 4], is_complete: bool) {
         let [lock, frame, pages, flags] = arguments;
-        let (start, size) = (Ipa(frame.wrapping_mul(self.page_size)), pages * self.page_size);
+        // The registers of a call may contain any number.
+        let start = frame.saturating_mul(self.page_size);
+        let size = pages.saturating_mul(self.page_size).min(u64::MAX - start);
+        let start = Ipa(start);
         let logged = self.logged.entry(PhysAddr(lock)).or_default();
         match flags & LOGS_DIRTY_PAGES != 0 {
             true if is_complete => logged.add(start, size),

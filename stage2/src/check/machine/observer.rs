@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     address::{EntryAddress, PhysAddr},
-    check::{Action, Cause, LeafCount, Rule, StoreKind, cache_model::AddressSet},
+    check::{Action, Cause, LeafCount, MAX_CPUS, Rule, StoreKind, cache_model::AddressSet},
     descriptor::Descriptor,
     engine::Features,
     operations::Dsb,
@@ -34,7 +34,7 @@ const EVENTS_BETWEEN_COLLECTIONS: u64 = 1 << 16;
 /// Configuration of an observed machine.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// The number of CPUs, 1 to [`MAX_CPUS`](crate::check::MAX_CPUS).
+    /// The number of CPUs, at most [`MAX_CPUS`](crate::check::MAX_CPUS).
     pub cpus: u8,
     /// First address and bytes of the memory, which is dirty until it is cleaned.
     pub memory: (PhysAddr, u64),
@@ -101,8 +101,10 @@ pub struct Observer {
 
 impl Observer {
     /// Creates an observer of a machine whose memory contains no table yet. Until the trace shows an
-    /// identification register, the machine has no feature of it.
+    /// identification register, the machine has no feature of it. CPUs beyond
+    /// [`MAX_CPUS`](crate::check::MAX_CPUS) do not exist.
     pub fn new(machine: Machine) -> Self {
+        let machine = Machine { cpus: machine.cpus.min(MAX_CPUS), ..machine };
         Self {
             features: Features { fwb: false, dic: false, tlb_range: false, bbm: 0 },
             registers: vec![Registers::default(); usize::from(machine.cpus)],
