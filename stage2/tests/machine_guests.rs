@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests of observed machines: hypervisors without a known lock, the number of CPUs.
+//! Guests of observed machines: hypervisors without a known lock, the number of CPUs, registers.
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
@@ -50,4 +50,34 @@ fn events_of_cpus_that_do_not_exist_are_ignored() {
         assert_eq!(observer.totals().guests, guests, "{cpus} CPUs");
         assert!(observer.findings().is_empty());
     }
+}
+
+#[test]
+fn a_root_is_checked_whichever_of_its_registers_is_written_last() {
+    let (vtcr, hcr) = ("0 vtcr 80023558\n", "0 hcr 480000000\n");
+    let (vttbr, rest) = ("0 vttbr 1000041180000\n", "0 isb\n");
+    let run = "0 hcr 480000001\n";
+    let (clean, registers) = BLOCK.split_once(vtcr).unwrap();
+    let tables = registers.replace(hcr, "").replace(vttbr, "").replace(rest, "");
+    let moved = "0 store 41184000 40000041a007fd 40000041c007fd plain @1\n";
+    // The tables are known when the last register is written.
+    for order in [
+        [vtcr, &tables, vttbr, run],
+        [vttbr, vtcr, &tables, run],
+        [run, vttbr, vtcr, &tables],
+        [vttbr, run, vtcr, &tables],
+    ] {
+        let trace = [clean, &order.concat(), rest, moved].concat();
+
+        let observer = observe_on(machine(LockType::Spinlock), &trace);
+
+        let totals = observer.totals();
+        assert_eq!((totals.guests, totals.unsupported), (1, 0), "{order:?}");
+        let found = observer.findings().iter().any(|one| one.rule == Rule::BreakBeforeMake);
+        assert!(found, "{order:?}");
+    }
+    // The geometry of another guest, which the CPU is about to select.
+    let other = ["0 vtcr 800235d8\n", vttbr, vtcr].concat();
+    let observer = observe_on(machine(LockType::Spinlock), &[clean, &*other].concat());
+    assert_eq!((observer.totals().guests, observer.totals().unsupported), (0, 1));
 }

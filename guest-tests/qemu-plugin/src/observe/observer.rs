@@ -378,17 +378,25 @@ impl Observer {
         let state = &mut *self.state();
         self.identify(state, cpu);
         let registers = &mut state.registers[usize::from(cpu)];
+        let before = *registers;
         let Some(action) = registers.set(register, value) else { return };
         let registers = *registers;
-        let selects_guest = registers.select_guest();
-        self.cpus[usize::from(cpu)].selects_guest.store(selects_guest, Ordering::Relaxed);
-        let mut stack = None;
-        if register == SystemRegister::Vttbr {
-            let tables =
-                state.tables.add_stage2(&*self.machine, &self.pages, value, registers.vtcr);
-            self.report_tables(state, cpu, tables, table_action);
-            stack = state.trace.stack(&*self.machine, cpu, address);
+        let selects_guest = &self.cpus[usize::from(cpu)].selects_guest;
+        selects_guest.store(registers.select_guest(), Ordering::Relaxed);
+        let root = registers.root_selected_by(register, before);
+        let tables = root.map_or_else(Vec::new, |(vttbr, vtcr)| {
+            state.tables.add_stage2(&*self.machine, &self.pages, vttbr, vtcr)
+        });
+        // Readers know the size of tables by VTCR_EL2.
+        if register == SystemRegister::Vtcr {
+            state.trace.emit(cpu, action, None);
+            return self.report_tables(state, cpu, tables, table_action);
         }
+        self.report_tables(state, cpu, tables, table_action);
+        let stack = match register {
+            SystemRegister::Vttbr => state.trace.stack(&*self.machine, cpu, address),
+            _ => None,
+        };
         state.trace.emit(cpu, action, stack);
     }
 

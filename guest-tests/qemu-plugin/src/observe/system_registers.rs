@@ -37,6 +37,23 @@ impl SystemRegisters {
         self.redirect_el1() && self.hcr & TGE != 0
     }
 
+    /// Returns VTTBR_EL2 and VTCR_EL2 if a write of a register, over these values, selects a root. A
+    /// hypervisor may write VTTBR_EL2 first: VTCR_EL2 is valid when stage 2 is enabled.
+    pub const fn root_selected_by(
+        self,
+        register: SystemRegister,
+        before: Self,
+    ) -> Option<(u64, u64)> {
+        let selects = match register {
+            SystemRegister::Vttbr => true,
+            SystemRegister::Hcr => self.select_guest(),
+            // A later value is that of the guest whose VTTBR_EL2 follows.
+            SystemRegister::Vtcr => self.select_guest() && before.vtcr == 0,
+            SystemRegister::Kernel(_) => false,
+        };
+        if selects { Some((self.vttbr, self.vtcr)) } else { None }
+    }
+
     /// Sets a register; returns the event, or `None` if it has this value.
     pub fn set(&mut self, register: SystemRegister, value: u64) -> Option<MachineAction> {
         let (field, action) = match register {

@@ -297,6 +297,23 @@ fn a_barrier_of_the_only_cpu_for_itself_orders_its_stores_to_the_kernels_tables(
 }
 
 #[test]
+fn a_root_is_reported_when_its_registers_are_complete() {
+    let (vttbr, vtcr, hcr) = ((VTTBR_X0, VMID | ROOT), (VTCR_X0, VTCR), (HCR_X0, 1));
+    let table = "0 table 40001000 1 -";
+    for (writes, lines) in [
+        ([vttbr, vtcr, hcr], ["0 vttbr 1000040001000", "0 vtcr 80023559", table, "0 hcr 1"]),
+        ([vttbr, hcr, vtcr], ["0 vttbr 1000040001000", "0 hcr 1", "0 vtcr 80023559", table]),
+    ] {
+        let bench = Bench::new(&[]);
+        for (instruction, value) in writes {
+            bench.execute(0, instruction, value);
+        }
+
+        assert_eq!(bench.finish()[..4], lines);
+    }
+}
+
+#[test]
 fn a_hypervisor_without_vhe_restores_the_tables_of_others() {
     let bench = Bench::new(&[("stage1", "on")]);
     bench.execute(0, TCR_X0, TCR);

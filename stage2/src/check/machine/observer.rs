@@ -179,7 +179,7 @@ impl Observer {
             MachineAction::Identify(name, value) => {
                 registers::identify(&mut self.features, name, *value);
             }
-            MachineAction::SetVtcr(value) => self.registers[usize::from(cpu)].vtcr = *value,
+            MachineAction::SetVtcr(value) => self.set_vtcr(cpu, *value),
             MachineAction::SetVttbr(value) => {
                 let registers = &mut self.registers[usize::from(cpu)];
                 (registers.vttbr, registers.needs_isb) = (*value, true);

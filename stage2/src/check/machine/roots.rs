@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guests by their root tables: their first and last events, and the tables of a root.
 
+use core::mem;
+
 use super::{
     guest::Guest,
     observer::Observer,
@@ -16,26 +18,38 @@ use crate::{
 
 impl Observer {
     /// Selects the guest of a CPU's registers, which may be a new one.
+    ///
+    /// A hypervisor may write VTTBR_EL2 before VTCR_EL2, which is valid when it enables stage 2: then an
+    /// unsupported root is looked at again. Before that, VTCR_EL2 may be that of another guest.
     pub(super) fn select(&mut self, cpu: u8) {
         let registers = self.registers[usize::from(cpu)];
         if let Some(root) = registers.root()
             && !self.by_root.contains_key(&root)
-            && !self.unsupported_roots.contains(&root)
+            && (registers.runs_guest() || !self.unsupported_roots.contains(&root))
         {
             let is_host = registers.vmid() == Vmid(0);
             match registers.geometry() {
                 _ if is_host => drop(self.host_roots.insert(root)),
                 Some(geometry) => {
                     self.host_roots.remove(&root);
+                    self.totals.unsupported -= u64::from(self.unsupported_roots.remove(&root));
                     self.add_guest(cpu, root, geometry);
                 }
                 None => {
-                    self.unsupported_roots.insert(root);
-                    self.totals.unsupported += 1;
+                    self.totals.unsupported += u64::from(self.unsupported_roots.insert(root));
                 }
             }
         }
         self.guests.values_mut().for_each(|guest| guest.select(cpu, registers));
+    }
+
+    /// Writes VTCR_EL2. Its first value may complete the registers of a root; a later one may be that of
+    /// another guest, whose VTTBR_EL2 follows.
+    pub(super) fn set_vtcr(&mut self, cpu: u8, value: u64) {
+        let before = mem::replace(&mut self.registers[usize::from(cpu)].vtcr, value);
+        if before == 0 {
+            self.select(cpu);
+        }
     }
 
     fn add_guest(&mut self, cpu: u8, root: PhysAddr, geometry: Geometry) {
