@@ -246,9 +246,8 @@ fn a_vmid_other_than_that_of_the_running_guest_is_found() {
     let trace = TRACE.replacen("0 write 41a00000\n", running, 1);
     let other = "0 vttbr 41180000\n0 hcr 480000000\n0 isb\n0 tlbi vmalls";
     let unknown = trace.replacen("0 hcr 480000000\n0 isb\n0 tlbi vmalls", other, 1);
-    let next =
-        "0 vttbr 3000041180000\n0 hcr 80000001\n0 isb\n0 hcr 488000000\n0 isb\n0 leave 2 0\n";
-    let changed = trace.replacen("0 leave 2 0\n", next, 1);
+    let next = "0 vttbr 3000041180000\n0 hcr 80000001\n0 isb\n0 hcr 488000000\n0 isb\n0 enter 2 ";
+    let changed = trace.replacen("0 enter 2 ", next, 1);
     let reassigned = changed.replacen("0 vttbr 3", "0 tlbi alle1is 0\n0 dsb ish\n0 vttbr 3", 1);
 
     assert_eq!(findings(&trace), []);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests of observed machines: hypervisors without a known lock, the number of CPUs, registers.
+//! Guests of observed machines: hypervisors without a known lock, the number of CPUs, registers,
+//! VMIDs.
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
@@ -80,4 +81,68 @@ fn a_root_is_checked_whichever_of_its_registers_is_written_last() {
     let other = ["0 vtcr 800235d8\n", vttbr, vtcr].concat();
     let observer = observe_on(machine(LockType::Spinlock), &[clean, &*other].concat());
     assert_eq!((observer.totals().guests, observer.totals().unsupported), (0, 1));
+}
+
+/// Returns the events of a CPU that runs the guest of a root with a VMID.
+fn run(cpu: u8, root: u64, vmid: u64) -> String {
+    let vttbr = vmid << 48 | root;
+    let steps = [
+        format!("table {root:x} 1 -"),
+        format!("vttbr {vttbr:x}"),
+        "isb".into(),
+        "hcr 480000001".into(),
+        "hcr 480000000".into(),
+    ];
+    steps.map(|step| format!("{cpu} {step}\n")).concat()
+}
+
+/// Returns whether the runs of guests, and steps between them, use entries of another VMID.
+fn mixes_vmids(steps: &[&str]) -> bool {
+    let start = "0 vtcr 80023558\n1 vtcr 80023558\n0 hcr 480000000\n1 hcr 480000000\n";
+    let trace = [&[start], steps].concat().concat();
+    let observer = observe_on(machine(LockType::Spinlock), &trace);
+    let rules: Vec<_> = observer.findings().iter().map(|finding| finding.rule).collect();
+    assert!(rules.is_empty() || rules == [Rule::VmidNotCurrent], "{rules:?}");
+    !rules.is_empty()
+}
+
+#[test]
+fn a_vmid_changes_its_guest_only_after_an_invalidation() {
+    let (one, other) = (0x4118_0000, 0x4218_0000);
+    let (first, second) = (run(0, one, 1), run(0, other, 1));
+    let between = |steps: &str| mixes_vmids(&[&first, steps, &second]);
+
+    assert!(between(""));
+    assert!(!between("0 tlbi alle1is 0\n0 dsb ish\n"));
+    assert!(!between("1 tlbi alle1is 0\n1 dsb ish\n"));
+    assert!(!between("0 tlbi alle1 0\n0 dsb nsh\n"));
+    assert!(!between("0 tlbi vmalls12e1is 0\n0 dsb ish\n"));
+    // Incomplete, of another CPU alone, of another VMID, of stage 1.
+    assert!(between("0 tlbi alle1is 0\n0 dsb ishst\n"));
+    assert!(between("0 tlbi alle1is 0\n0 dsb nsh\n1 dsb ish\n"));
+    assert!(between("1 tlbi alle1 0\n1 dsb ish\n"));
+    assert!(between("0 vttbr 2000041180000\n0 isb\n0 tlbi vmalls12e1is 0\n0 dsb ish\n"));
+    assert!(between("0 tlbi vmalle1is 0\n0 dsb ish\n"));
+    // CPU 1 runs the first guest at the invalidation.
+    let still = run(1, one, 1).replace("1 hcr 480000000\n", "");
+    let (flush, second) = ("0 tlbi vmalls12e1is 0\n0 dsb ish\n", run(1, other, 1));
+    assert!(mixes_vmids(&[&first, &still, flush, &second]));
+
+    assert!(!mixes_vmids(&[&first, &run(0, other, 2), &first, &run(1, other, 2)]));
+    // A host with a table of its own, as with protected KVM.
+    let host = run(1, 0x4318_0000, 0);
+    assert!(!mixes_vmids(&[&host, &first, &run(0, other, 1)]));
+}
+
+#[test]
+fn a_guest_changes_its_vmid_only_after_an_invalidation() {
+    let root = 0x4118_0000;
+    let (first, second) = (run(0, root, 1), run(0, root, 2));
+    let flush = "0 tlbi vmalls12e1is 0\n0 dsb ish\n";
+    let running = run(1, root, 1).replace("1 hcr 480000000\n", "");
+
+    assert!(mixes_vmids(&[&first, &second]));
+    assert!(!mixes_vmids(&[&first, flush, &second]));
+    assert!(mixes_vmids(&[&first, "0 tlbi vmalls12e1 0\n0 dsb ish\n", &second]));
+    assert!(mixes_vmids(&[&first, &running, flush, &second]));
 }

@@ -53,7 +53,7 @@ rules! {
         "Stage-2 entries are invalidated, but entries combined with stage 1 are not.",
         "Arm ARM R_VZZVZ (VMALLE1 after IPAS2E1)";
     VmidNotCurrent: "vmid-not-current",
-        "A TLBI is issued under another VMID, or without an ISB after the switch of VMID.",
+        "A TLBI has another VMID or no ISB before it, or a VMID changes its guest in the TLBs.",
         "Arm ARM R_VZZVZ (current VMID); context synchronization";
     VmidNotRestored: "vmid-not-restored",
         "An operation ends without restoring the VMID.",

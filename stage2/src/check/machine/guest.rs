@@ -15,7 +15,7 @@ use crate::{
     },
     engine::Features,
     geometry::Geometry,
-    operations::{Note, Scope, Vmid},
+    operations::{Note, Vmid},
 };
 
 /// VMID of the guest in the events of its checker, whichever one the hypervisor has assigned.
@@ -33,8 +33,7 @@ pub(super) struct Guest {
     pub(super) is_shadow: bool,
     /// The holds on the lock that the checker knows.
     holds: Vec<Option<Hold>>,
-    /// The VMID of the guest's TLB entries, if it has run since the entries of all VMIDs were
-    /// invalidated.
+    /// The VMID of the guest's TLB entries, if it has run since they were invalidated.
     vmid: Option<Vmid>,
     /// The last change of the tables by each CPU.
     pub(super) last_changes: Vec<Option<TableChange>>,
@@ -107,10 +106,10 @@ impl Guest {
         }
     }
 
-    /// Invalidates the entries of all VMIDs, after which the hypervisor may assign another VMID.
-    pub(super) fn invalidate_all_vmids(&mut self, cpu: u8, kind: Invalidation<Ipa>) {
-        self.checker.invalidate_all_vmids(usize::from(cpu), kind);
-        if kind.scope == Scope::Broadcast {
+    /// Forgets the guest's VMID if it is this one, or `None` for any: its entries have been invalidated
+    /// on all CPUs, so the hypervisor may assign another one.
+    pub(super) fn forget_vmid(&mut self, vmid: Option<Vmid>) {
+        if vmid.is_none() || self.vmid == vmid {
             self.vmid = None;
         }
     }

@@ -24,6 +24,7 @@ mod pages;
 mod registers;
 mod roots;
 mod tlbi;
+mod vmids;
 
 pub use self::{
     event::{MachineAction, MachineEvent},

@@ -18,10 +18,14 @@ use super::{
     pages::{Pages, TablePage, child},
     registers::{self, Registers},
     tlbi::{self, InvalidatedVmids},
+    vmids::Vmids,
 };
 use crate::{
     address::{EntryAddress, PhysAddr},
-    check::{Action, Cause, LeafCount, MAX_CPUS, Rule, StoreKind, cache_model::AddressSet},
+    check::{
+        Action, Cause, LeafCount, MAX_CPUS, Rule, StoreKind, cache_model::AddressSet,
+        held_entries::Removed,
+    },
     descriptor::Descriptor,
     engine::Features,
     operations::Dsb,
@@ -81,6 +85,7 @@ pub struct Observer {
     pub(super) machine: Machine,
     pub(super) features: Features,
     pub(super) registers: Vec<Registers>,
+    pub(super) vmids: Vmids,
     /// The guests that run, by their numbers in the order of their first events.
     pub(super) guests: BTreeMap<usize, Guest>,
     pub(super) by_root: BTreeMap<PhysAddr, usize>,
@@ -108,6 +113,7 @@ impl Observer {
         Self {
             features: Features { fwb: false, dic: false, tlb_range: false, bbm: 0 },
             registers: vec![Registers::default(); usize::from(machine.cpus)],
+            vmids: Vmids::new(machine.cpus),
             guests: BTreeMap::new(),
             by_root: BTreeMap::new(),
             unsupported_roots: BTreeSet::new(),
@@ -282,6 +288,7 @@ impl Observer {
 
     /// Processes a barrier that completes invalidations and CMOs.
     fn complete(&mut self, cpu: u8, kind: Dsb, is_nxs: bool) {
+        self.complete_vmids(cpu, kind);
         match is_nxs {
             true => {
                 let guests = self.guests.values_mut();
@@ -403,11 +410,15 @@ impl Observer {
         let Some(encoding) = registers.encoding() else { return };
         match tlbi::decode(name, operand, encoding) {
             Some((InvalidatedVmids::All, kind)) => {
+                self.vmids.invalidate(cpu, None, kind.scope);
                 for guest in self.guests.values_mut() {
-                    guest.invalidate_all_vmids(cpu, kind);
+                    guest.checker.invalidate_all_vmids(usize::from(cpu), kind);
                 }
             }
             Some((InvalidatedVmids::Current, kind)) => {
+                if kind.removed == Removed::Everything {
+                    self.vmids.invalidate(cpu, Some(registers.vmid()), kind.scope);
+                }
                 if let Some(guest) = own.and_then(|number| self.guests.get_mut(&number)) {
                     guest.invalidate(cpu, kind, registers);
                 }

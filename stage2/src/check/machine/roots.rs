@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests by their root tables: their first and last events, and the tables of a root.
+//! Guests by their root tables: their first and last events, the tables of a root, and their VMIDs.
 
+use alloc::format;
 use core::mem;
 
 use super::{
@@ -10,10 +11,10 @@ use super::{
 };
 use crate::{
     address::{EntryAddress, PhysAddr, TableAddress},
-    check::Action,
+    check::{Action, Cause, Rule},
     descriptor::Descriptor,
     geometry::Geometry,
-    operations::Vmid,
+    operations::{Dsb, Vmid},
 };
 
 impl Observer {
@@ -41,6 +42,7 @@ impl Observer {
             }
         }
         self.guests.values_mut().for_each(|guest| guest.select(cpu, registers));
+        self.check_vmid(cpu);
     }
 
     /// Writes VTCR_EL2. Its first value may complete the registers of a root; a later one may be that of
@@ -136,6 +138,39 @@ impl Observer {
         if let Some(pages) = &mut self.pages {
             let removed = pages.remove(number);
             self.calls.forget_guest(number, &removed);
+        }
+    }
+
+    /// Checks that a CPU that runs a guest holds no entry of another guest with the same VMID.
+    ///
+    /// With protected KVM, whose host has a table, the CPU also seems to run a guest while the host
+    /// invalidates entries of that guest's VMID, which may be another guest's by then: not checked.
+    pub(super) fn check_vmid(&mut self, cpu: u8) {
+        let registers = self.registers[usize::from(cpu)];
+        let number = registers.root().and_then(|root| self.by_root.get(&root)).copied();
+        let runs = registers.runs_guest() && registers.vmid() != Vmid(0);
+        let guest = number.filter(|_| runs).map(|number| (registers.vmid(), number));
+        let other = self.vmids.run(usize::from(cpu), guest);
+        let (Some((vmid, number)), Some(other)) = (guest, other) else { return };
+        let other = self.guests.get(&other).map_or("a destroyed guest".into(), |other| {
+            format!("the guest of root {}", other.root)
+        });
+        if let Some(guest) = self.guests.get_mut(&number).filter(|_| self.host_roots.is_empty()) {
+            let detail = format!("VMID {}: TLB entries of {other} remain", vmid.0);
+            let switch = Cause { cpu, stack: registers.vttbr_stack };
+            guest.checker.report_caused(Rule::VmidNotCurrent, detail, Some(switch));
+        }
+    }
+
+    /// Completes the invalidations of VMIDs by a CPU: guests may then have other ones.
+    pub(super) fn complete_vmids(&mut self, cpu: u8, dsb: Dsb) {
+        for vmid in self.vmids.complete(usize::from(cpu), dsb) {
+            for (number, guest) in &mut self.guests {
+                // A CPU that runs the guest has fetched entries since.
+                if vmid.is_none() || !self.vmids.is_running(*number) {
+                    guest.forget_vmid(vmid);
+                }
+            }
         }
     }
 }
