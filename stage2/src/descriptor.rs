@@ -290,8 +290,8 @@ impl Descriptor {
         (self.0 ^ other.0) & !(ADDRESS_MASK | ACCESSED | BREAK_PENDING | SOFTWARE_BITS) == 0
     }
 
-    /// Returns the block with nT set or clear. While nT is set, CPUs do not cache the block, so its
-    /// size can change (FEAT_BBM level 1). A page or a table, whose bit 16 is a bit of the address, is
+    /// Returns the block with nT set or clear. While CPUs use the block with nT, its size can change
+    /// (FEAT_BBM level 1). A page or a table, whose bit 16 is a bit of the address, is
     /// returned unchanged.
     pub const fn with_nt(self, on: bool) -> Self {
         let nt = bits_if(self.0 & TABLE_OR_PAGE == 0, NO_TRANSLATION);

@@ -169,6 +169,15 @@ fn a_block_is_split_in_place_only_with_level_2_and_equal_parts() {
     assert_eq!(violated_with(3, &split(0x0068_0000_4840_0703)), [Rule::BreakBeforeMake]);
     assert_eq!(violated_with(3, &split(0x0068_0000_4820_070b)), [Rule::BreakBeforeMake]);
 
+    // With nT, after the invalidation of the block without it.
+    let (set, flush) = (
+        "0 store 41002008 68000048200701 68000048210701 plain\n",
+        "0 dsb ishst\n0 ktlbi vaale1is ff000000200\n0 dsb ish\n",
+    );
+    let with_nt = equal.replace("68000048200701 41004003", "68000048210701 41004003");
+    assert_eq!(violated_with(1, &[set, flush, &with_nt].concat()), []);
+    assert_eq!(violated_with(1, &[set, &with_nt].concat()), [Rule::BlockSizeChange]);
+
     // The table is replaced by the block again; it is in walk caches until an invalidation.
     let collapse = equal + "0 store 41002008 41004003 68000048200701 plain\n";
     let free = "0 enter 2 41004000 0 0 0\n";

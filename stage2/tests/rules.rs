@@ -44,7 +44,15 @@ const CASES: &[Case] = &[
         "store T2 BLOCK 0 plain; FLUSH; store T2 0 LINK3 release; unlock"),
     case(Rule::BlockSizeChange, "fwb=1 dic=1 bbm=1", "ONE_BLOCK; lock exclusive",
         "store T2 BLOCK LINK3 release; FLUSH; unlock",
-        "store T2 BLOCK NTBLOCK release; store T2 NTBLOCK LINK3 release; FLUSH; unlock"),
+        "store T2 BLOCK NTBLOCK release; FLUSH; store T2 NTBLOCK LINK3 release; FLUSH; unlock"),
+    // A TLB may hold the block without nT.
+    case(Rule::BlockSizeChange, "fwb=1 dic=1 bbm=1", "ONE_BLOCK; lock exclusive",
+        "store T2 BLOCK NTBLOCK release; store T2 NTBLOCK LINK3 release; FLUSH; unlock",
+        "store T2 BLOCK NTBLOCK release; FLUSH; store T2 NTBLOCK LINK3 release; FLUSH; unlock"),
+    // A TLB may hold the pages of the table.
+    case(Rule::MakeBeforeInvalidated, "fwb=1 dic=1 bbm=1", "LINKED; TWO_PAGES; lock exclusive; store T2 LINK3 NTBLOCK release",
+        "store T2 NTBLOCK BLOCK plain; FLUSH; unlock",
+        "FLUSH; store T2 NTBLOCK BLOCK plain; FLUSH; unlock"),
     case(Rule::ContiguousRun, FWB_DIC, "LINKED",
         "store ENTRY0 0 HINTED0 release; ref T3 1; unlock",
         "store ENTRY0 0 PAGE0 release; ref T3 1; unlock"),

@@ -109,7 +109,10 @@ impl Checker {
         let detail = format!("{}: {old:?} → {new:?}", guest_address(position.ipa));
         let bbm = self.setup.features.bbm;
         let (has_nt, table, block) = match (old.kind(position.level), new.kind(position.level)) {
-            (EntryKind::Leaf(_), EntryKind::Table(table)) => (old.has_nt(), table, old),
+            // The guarantee of nT is for accesses by the entry that has it (R_HHCXC).
+            (EntryKind::Leaf(_), EntryKind::Table(table)) => {
+                (old.has_nt() && !self.is_held_without_nt(position), table, old)
+            }
             (EntryKind::Table(table), EntryKind::Leaf(_)) => (new.has_nt(), table, new),
             _ => return self.report(Rule::BreakBeforeMake, detail),
         };
@@ -129,7 +132,17 @@ impl Checker {
         }
     }
 
+    /// Returns whether a CPU may hold the block of an entry as it was before nT was set.
+    fn is_held_without_nt(&self, position: &EntryPosition) -> bool {
+        let mut held = self.tlbs.of_entry(position.entry).map(|stale| &stale.entry);
+        held.any(|held| held.table.is_none() && !held.old.has_nt())
+    }
+
     fn change_in_place(&mut self, position: &EntryPosition, old: Descriptor, new: Descriptor) {
+        if old.has_nt() && !new.has_nt() {
+            // The block is in use like a new one.
+            self.check_invalidated(position, new);
+        }
         let (a, b) = (old.attributes(), new.attributes());
         let restricts = permits_more(a, b) || (new.has_nt() && !old.has_nt());
         let relaxes = permits_more(b, a);

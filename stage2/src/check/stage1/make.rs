@@ -37,7 +37,7 @@ impl Stage1Checker {
     }
 
     /// Checks that no CPU may hold an entry of the same addresses that conflicts with a new one.
-    fn check_invalidated(&mut self, position: &Position, new: Stage1Entry) {
+    pub(super) fn check_invalidated(&mut self, position: &Position, new: Stage1Entry) {
         let size = self.geometry.span(position.level);
         let conflict = self.tlbs.overlapping(position.ipa, size);
         let conflict = conflict.filter(|stale| stale.entry.change == EntryChange::Removed);

@@ -96,9 +96,18 @@ impl Stage1Checker {
             }
             None => {}
         }
-        if old.permits_more_than(new) {
+        if old.has_nt() && !new.has_nt() {
+            self.check_invalidated(position, new);
+        }
+        if old.permits_more_than(new) || (new.has_nt() && !old.has_nt()) {
             self.add_stale(position, old, EntryChange::Restricted, false);
         }
+    }
+
+    /// Returns whether a CPU may hold the block of an entry as it was before nT was set.
+    fn is_held_without_nt(&self, position: &Position) -> bool {
+        let mut held = self.tlbs.of_entry(position.entry).map(|stale| &stale.entry);
+        held.any(|held| held.table.is_none() && !held.old.has_nt())
     }
 
     /// Checks a block that replaces the table of its parts, or is replaced by it.
@@ -118,7 +127,7 @@ impl Stage1Checker {
         let conflicts = self.parts(position, block, table).into_iter().any(differs);
         if self.bbm == 0 || conflicts {
             self.report(Rule::BreakBeforeMake, format!("{detail} (size)"), None);
-        } else if self.bbm < 3 && !block.has_nt() {
+        } else if self.bbm < 3 && (!block.has_nt() || self.is_held_without_nt(position)) {
             self.report(Rule::BlockSizeChange, detail, None);
         }
     }
