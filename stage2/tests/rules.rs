@@ -45,6 +45,16 @@ const CASES: &[Case] = &[
     case(Rule::BlockSizeChange, "fwb=1 dic=1 bbm=1", "ONE_BLOCK; lock exclusive",
         "store T2 BLOCK LINK3 release; FLUSH; unlock",
         "store T2 BLOCK NTBLOCK release; FLUSH; store T2 NTBLOCK LINK3 release; FLUSH; unlock"),
+    // The Contiguous bit.
+    case(Rule::BlockSizeChange, "fwb=1 dic=1 bbm=2", "LINKED; 0..16 * store ENTRY# 0 PAGE# release; ref T3 16",
+        "0..16 * store ENTRY# PAGE# HINTED# plain; FLUSH; unlock",
+        "0..16 * store ENTRY# PAGE# 0 plain; FLUSH; 0..16 * store ENTRY# 0 HINTED# release; unlock"),
+    case(Rule::BreakBeforeMake, FWB_DIC, "LINKED; 0..16 * store ENTRY# 0 PAGE# release; ref T3 16",
+        "0..16 * store ENTRY# PAGE# HINTED# plain; FLUSH; unlock",
+        "0..16 * store ENTRY# PAGE# 0 plain; FLUSH; 0..16 * store ENTRY# 0 HINTED# release; unlock"),
+    case(Rule::ContiguousRun, "fwb=1 dic=1 bbm=3", "LINKED; 0..16 * store ENTRY# 0 PAGE# release; ref T3 16",
+        "0..15 * store ENTRY# PAGE# HINTED# plain; unlock",
+        "0..16 * store ENTRY# PAGE# HINTED# plain; 0..16 * store ENTRY# HINTED# PAGE# plain; unlock"),
     // A TLB may hold the block without nT.
     case(Rule::BlockSizeChange, "fwb=1 dic=1 bbm=1", "ONE_BLOCK; lock exclusive",
         "store T2 BLOCK NTBLOCK release; store T2 NTBLOCK LINK3 release; FLUSH; unlock",

@@ -41,8 +41,8 @@ rules! {
         "A valid entry replaces another without an invalid one in between.",
         "Arm ARM R_WHZWS, R_DDMVT (break-before-make)";
     BlockSizeChange: "block-size-change",
-        "A block changes its size without nT, and the CPUs may then take TLB conflict aborts.",
-        "Arm ARM R_WHZWS, R_KFLJB (FEAT_BBM)";
+        "A block or run changes its size without nT: the CPUs may take TLB conflict aborts.",
+        "Arm ARM R_WHZWS, R_KFLJB, R_FCPSG (FEAT_BBM)";
     ContiguousRun: "contiguous-run",
         "The entries of a contiguous run differ or are incomplete when the lock is released.",
         "Arm ARM R_NGLXZ (misprogramming of the Contiguous bit)";

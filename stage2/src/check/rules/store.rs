@@ -97,6 +97,13 @@ impl Checker {
             {
                 self.change_in_place(position, old, new);
             }
+            (EntryKind::Leaf(_), EntryKind::Leaf(_))
+                if self.setup.features.bbm >= 3 && changes_contiguous(old, new) =>
+            {
+                self.live_leaves.remove(level, old);
+                self.live_leaves.add(level, new);
+                self.change_in_place(position, old, new);
+            }
             _ => {
                 self.check_replacement(position, old, new);
                 self.remove_entry(cpu, position, old);
@@ -114,6 +121,9 @@ impl Checker {
                 (old.has_nt() && !self.is_held_without_nt(position), table, old)
             }
             (EntryKind::Table(table), EntryKind::Leaf(_)) => (new.has_nt(), table, new),
+            (EntryKind::Leaf(_), EntryKind::Leaf(_)) if bbm > 0 && changes_contiguous(old, new) => {
+                return self.report(Rule::BlockSizeChange, detail);
+            }
             _ => return self.report(Rule::BreakBeforeMake, detail),
         };
         // At every FEAT_BBM level, the parts must map the block's memory with its memory type.
@@ -239,6 +249,12 @@ impl Checker {
             }
         }
     }
+}
+
+/// Returns whether a change of a leaf requires a break because of the Contiguous bit alone.
+const fn changes_contiguous(old: Descriptor, new: Descriptor) -> bool {
+    let (old, new) = (old.with_nt(false), new.with_nt(false));
+    old.needs_break(new) && !old.with_contiguous(false).needs_break(new.with_contiguous(false))
 }
 
 /// Returns whether a change of a leaf only adds permissions or sets the access flag: a lost one is made
