@@ -31,7 +31,7 @@ mod support;
 
 use std::{
     cell::{Cell, RefCell},
-    collections::BTreeSet,
+    collections::BTreeMap,
     sync::Mutex,
 };
 
@@ -343,46 +343,74 @@ fn count_caught(policy: Policy, features: Features) -> (usize, Vec<(String, Muta
     (caught, missed)
 }
 
+/// Unreported mutations, which the head of the file explains: the policy, the operation, and the number
+/// of each mutation.
+#[rustfmt::skip]
+const KNOWN: &[(&str, &str, Mutation, usize)] = &[
+    ("granule", "DC CIVAC", Mutation::Delay, 2),
+    ("granule", "IC", Mutation::Drop, 1),
+    ("granule", "Ish", Mutation::Drop, 2),
+    ("granule", "Ish", Mutation::Weaken, 2),
+    ("granule", "Ish", Mutation::Delay, 5),
+    ("granule", "IshSt", Mutation::Delay, 1),
+    ("granule", "Tlbi Ipa Broadcast", Mutation::Delay, 7),
+    ("granule, ranges", "DC CIVAC", Mutation::Delay, 2),
+    ("granule, ranges", "IC", Mutation::Drop, 1),
+    ("granule, ranges", "Ish", Mutation::Drop, 2),
+    ("granule, ranges", "Ish", Mutation::Weaken, 2),
+    ("granule, ranges", "Ish", Mutation::Delay, 5),
+    ("granule, ranges", "Tlbi Range", Mutation::Shorten, 3),
+    ("linux-5.10", "Ish", Mutation::Delay, 4),
+    ("linux-5.10", "IshSt", Mutation::Weaken, 5),
+    ("linux-5.10+series", "IC", Mutation::Drop, 1),
+    ("linux-5.10+series", "Ish", Mutation::Delay, 1),
+    ("linux-6.12", "DC CIVAC", Mutation::Drop, 2),
+    ("linux-6.12", "DC CIVAC", Mutation::Shorten, 2),
+    ("linux-6.12", "DC CIVAC", Mutation::Misplace, 2),
+    ("linux-6.12", "IC", Mutation::Drop, 1),
+    ("linux-6.12", "Ish", Mutation::Drop, 2),
+    ("linux-6.12", "Ish", Mutation::Weaken, 2),
+    ("linux-6.12", "Ish", Mutation::Delay, 5),
+    ("linux-6.12", "Tlbi All", Mutation::Delay, 2),
+    ("linux-6.12+series", "DC CIVAC", Mutation::Delay, 1),
+    ("linux-6.12+series", "IC", Mutation::Drop, 1),
+    ("linux-6.12+series", "Ish", Mutation::Drop, 2),
+    ("linux-6.12+series", "Ish", Mutation::Weaken, 2),
+    ("linux-6.12+series", "Ish", Mutation::Delay, 6),
+    ("linux-6.12+series", "IshSt", Mutation::Delay, 2),
+    ("linux-6.12+series", "Tlbi All", Mutation::Delay, 1),
+    ("linux-6.12+series", "Tlbi Ipa Broadcast", Mutation::Drop, 3),
+    ("linux-6.12+series", "Tlbi Ipa Broadcast", Mutation::Weaken, 3),
+    ("linux-6.12+series", "Tlbi Ipa Broadcast", Mutation::Misplace, 3),
+    ("linux-6.12+series", "Tlbi Ipa Broadcast", Mutation::Delay, 8),
+];
+
 #[test]
 fn the_checker_catches_97_percent_of_mutations() {
     let plain = Features::default();
     let ranges = Features { tlb_range: true, bbm: 1, ..plain };
-    let (mut caught, mut missed) = (0, Vec::new());
-    for (policy, features) in [
-        (Policy::LINUX_5_10, plain),
-        (Policy::LINUX_5_10_SERIES, plain),
-        (Policy::LINUX_6_12, plain),
-        (Policy::LINUX_6_12_SERIES, plain),
-        (Policy::GRANULE, plain),
-        (Policy::GRANULE, ranges),
+    let (mut caught, mut missed) = (0, BTreeMap::new());
+    for (name, policy, features) in [
+        ("linux-5.10", Policy::LINUX_5_10, plain),
+        ("linux-5.10+series", Policy::LINUX_5_10_SERIES, plain),
+        ("linux-6.12", Policy::LINUX_6_12, plain),
+        ("linux-6.12+series", Policy::LINUX_6_12_SERIES, plain),
+        ("granule", Policy::GRANULE, plain),
+        ("granule, ranges", Policy::GRANULE, ranges),
     ] {
         let (more, survivors) = count_caught(policy, features);
         caught += more;
-        missed.extend(survivors);
+        for (operation, mutation) in survivors {
+            *missed.entry((name, operation, mutation)).or_insert(0) += 1;
+        }
     }
 
-    println!("{caught} caught, {} missed", missed.len());
+    let total = missed.values().sum::<usize>();
+    println!("{caught} caught, {total} missed");
     assert!(caught > 1000, "too few mutations: {caught}");
-    assert!(caught * 100 >= (caught + missed.len()) * 97, "{caught} caught, {}", missed.len());
-    let survivors: BTreeSet<_> =
-        missed.iter().map(|(name, mutation)| (name.as_str(), *mutation)).collect();
-    let known = BTreeSet::from([
-        ("DC CIVAC", Mutation::Drop),
-        ("DC CIVAC", Mutation::Shorten),
-        ("DC CIVAC", Mutation::Misplace),
-        ("DC CIVAC", Mutation::Delay),
-        ("IC", Mutation::Drop),
-        ("Ish", Mutation::Drop),
-        ("Ish", Mutation::Weaken),
-        ("Ish", Mutation::Delay),
-        ("IshSt", Mutation::Weaken),
-        ("IshSt", Mutation::Delay),
-        ("Tlbi All", Mutation::Delay),
-        ("Tlbi Ipa Broadcast", Mutation::Drop),
-        ("Tlbi Ipa Broadcast", Mutation::Weaken),
-        ("Tlbi Ipa Broadcast", Mutation::Misplace),
-        ("Tlbi Ipa Broadcast", Mutation::Delay),
-        ("Tlbi Range", Mutation::Shorten),
-    ]);
-    assert_eq!(survivors, known, "unreported mutations, and those known to be harmless");
+    assert!(caught * 100 >= (caught + total) * 97, "{caught} caught, {total} missed");
+    let known = KNOWN.iter();
+    let known: BTreeMap<_, _> =
+        known.map(|(policy, operation, m, n)| ((*policy, (*operation).into(), *m), *n)).collect();
+    assert_eq!(missed, known, "unreported mutations, and those known to be harmless");
 }
