@@ -156,11 +156,12 @@ fn parse_command_line() -> Command {
     }
 }
 
-/// Writes text to standard output; a pipe that its reader closed is no error.
-pub(crate) fn write_stdout(text: &str) -> io::Result<()> {
+/// Writes text to standard output. Returns whether more can be written: a pipe that its reader closed
+/// is no error.
+pub(crate) fn write_stdout(text: &str) -> io::Result<bool> {
     match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true),
     }
 }
 

@@ -15,7 +15,7 @@ use granule_types::{record::EventCounts, units::Bytes};
 use granule_vmm::stalls::{LOST, buckets, causes};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{CommandOutcome, CommandResult};
+use super::{CommandOutcome, CommandResult, write_stdout};
 
 /// Options of `granule top`.
 #[derive(Debug, clap::Args)]
@@ -87,12 +87,8 @@ pub fn run(args: &Args) -> CommandResult {
         let last = before.as_ref().map(|(then, counters)| (at - *then, counters));
         let memory = memory.as_ref().map_or_else(String::new, mapped_text);
         let screen = format!("{clear}{}{memory}", screen(&state, &now, last));
-        match io::stdout().write_all(screen.as_bytes()) {
-            // The reader of the pipe has enough.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                return Ok(CommandOutcome::Done);
-            }
-            written => written?,
+        if !write_stdout(&screen)? {
+            return Ok(CommandOutcome::Done);
         }
         before = Some((at, now));
         readings += 1;

@@ -8,7 +8,8 @@
 
 use std::{cell::Cell, fs::File, sync::Arc};
 
-use kvm_ioctls::VmFd;
+use granule_types::units::Bytes;
+use kvm_ioctls::{VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
@@ -17,6 +18,7 @@ use super::{
     generation,
     open_files::OpenFiles,
     outcome::{VmError, failed},
+    snapshot::OpenSnapshot,
     stage2_prefault,
     start::{Start, resume_devices},
     vcpu::{RunControl, RunState, VcpuContext},
@@ -150,28 +152,15 @@ pub fn build(
     kvm::check_vcpu_count(&files.kvm, config.vcpus.saturating_add(has_helper.into()))?;
     let generation = generation::new_page(&start)?;
     let interrupts = interrupt_count(&config.devices, generation.is_some())?;
-    let zones = config.memory.iter();
     let is_restored = matches!(start, Start::Restore(..));
-    let zones = zones.map(|zone| MemoryZone {
-        prefault: zone.prefault && prefaults,
-        node: zone.node.filter(|node| !is_restored || has_node(*node)),
-        ..*zone
-    });
-    let memory = allocate_memory(&zones.collect::<Vec<_>>(), start.mapped_image())
+    let memory = allocate_memory(&zones(config, prefaults, is_restored), start.mapped_image())
         .map_err(failed("guest memory cannot be allocated"))?;
     let start = start.with_memory(&memory)?;
     let snapshot = start.snapshot();
 
     let ipa_bits = start.ipa_bits().or(config.ipa_bits);
     let (vm, ipa_bits) = guest::create_vm(&files.kvm, memory.regions(), ipa_bits)?;
-    if let Some(Err(error)) = config.eager_split.map(|chunk| guest::enable_eager_split(&vm, chunk))
-    {
-        // A restored guest is the same without it.
-        match is_restored {
-            true => log::warn!("the VM of the snapshot goes on without an option: {error}"),
-            false => return Err(error.into()),
-        }
-    }
+    enable_eager_split(&vm, config.eager_split, is_restored)?;
     kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)?;
     let rings = config.dirty_log.enable_rings(&vm)?;
     let slots = (0..)
@@ -200,12 +189,8 @@ pub fn build(
         .map(|mode| stage2_prefault::start(mode, &vm, &vcpus, &memory))
         .transpose()?
         .flatten();
-    let mut paused_counter = None;
-    if let Some(snapshot) = snapshot {
-        guest::restore_counter(&vcpus.fds, &snapshot.state.machine)
-            .map_err(failed(snapshot.name.as_str()))?;
-        paused_counter = vcpus.fds.first().map(guest::counter).transpose()?;
-    }
+    let paused_counter = snapshot.map(|snapshot| restore_counter(snapshot, &vcpus.fds));
+    let paused_counter = paused_counter.transpose()?.flatten();
 
     let mut statistics = Statistics::default();
     if connections.collects_statistics {
@@ -243,6 +228,34 @@ pub fn build(
         confines_threads: connections.confines_vcpus,
         statistics,
     })
+}
+
+/// Returns the memory zones, of a restored VM without nodes that this host lacks.
+fn zones(config: &VmConfig, prefaults: bool, is_restored: bool) -> Vec<MemoryZone> {
+    let zones = config.memory.iter().map(|zone| MemoryZone {
+        prefault: zone.prefault && prefaults,
+        node: zone.node.filter(|node| !is_restored || has_node(*node)),
+        ..*zone
+    });
+    zones.collect()
+}
+
+/// Restores the guest's counter, and returns it.
+fn restore_counter(snapshot: &OpenSnapshot, vcpus: &[VcpuFd]) -> Result<Option<u64>, VmError> {
+    guest::restore_counter(vcpus, &snapshot.state.machine)
+        .map_err(failed(snapshot.name.as_str()))?;
+    Ok(vcpus.first().map(guest::counter).transpose()?)
+}
+
+/// Enables eager splitting, if it is requested. A restored VM goes on without it.
+fn enable_eager_split(vm: &VmFd, chunk: Option<Bytes>, is_restored: bool) -> Result<(), VmError> {
+    match chunk.map_or(Ok(()), |chunk| guest::enable_eager_split(vm, chunk)) {
+        Err(error) if is_restored => {
+            log::warn!("the VM of the snapshot goes on without an option: {error}");
+            Ok(())
+        }
+        enabled => Ok(enabled?),
+    }
 }
 
 /// Reports whether the host has the NUMA node of a zone; a restored VM goes on without it.

@@ -71,21 +71,7 @@ impl Comparison {
         let labels = options.labels.clone().unwrap_or(sides);
         check_sides([before, after], &labels, &options.phases)?;
         let by_engine = separates_engines(&[before, after]);
-        let sides = [before, after].map(|side| {
-            let mut groups = groups(side, by_engine);
-            let phases = &options.phases;
-            let is_requested = |sample: &&Sample| {
-                phases.is_empty() || phases.iter().any(|phase| sample.phase.is_named(phase))
-            };
-            for group in &mut groups {
-                group.samples.retain(is_requested);
-                group.keep_one_iteration_of_schedules();
-                if options.is_paired {
-                    group.samples.sort_by_key(|sample| (sample.seed, sample.iteration));
-                }
-            }
-            groups
-        });
+        let sides = [before, after].map(|side| selected_groups(side, by_engine, options));
         let partner = |one: &Group| sides[1].iter().find(|other| other.key == one.key);
         let pairs: Vec<Pair> =
             sides[0].iter().filter_map(|one| Some((one, partner(one)?))).collect();
@@ -186,6 +172,27 @@ impl Comparison {
         }
         Ok(())
     }
+}
+
+/// Returns the groups of a side, with the samples that are compared.
+fn selected_groups<'a>(
+    side: &'a [Sample],
+    by_engine: bool,
+    options: &ComparisonOptions,
+) -> Vec<Group<'a>> {
+    let phases = &options.phases;
+    let is_requested = |sample: &&Sample| {
+        phases.is_empty() || phases.iter().any(|phase| sample.phase.is_named(phase))
+    };
+    let mut groups = groups(side, by_engine);
+    for group in &mut groups {
+        group.samples.retain(is_requested);
+        group.keep_one_iteration_of_schedules();
+        if options.is_paired {
+            group.samples.sort_by_key(|sample| (sample.seed, sample.iteration));
+        }
+    }
+    groups
 }
 
 /// Returns the metrics to judge, each once: the time by default.
