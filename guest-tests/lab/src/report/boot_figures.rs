@@ -79,7 +79,7 @@ pub enum BootColumn {
 }
 
 impl BootColumn {
-    /// All columns, in their order.
+    /// Columns in the order of the report.
     pub const ALL: [Self; 15] = [
         Self::Start,
         Self::ToInit,
