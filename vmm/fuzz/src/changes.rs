@@ -6,14 +6,14 @@ use std::{fs::File, io::Write as _, sync::Arc};
 
 use flate2::Crc;
 use granule_types::units::Bytes;
-use granule_vmm::memory::{changes::ChangesData, image, layers::LayeredImage};
+use granule_vmm::memory::{changes::ChangesData, layers::LayeredImage};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::guest;
 
 pub fn run(data: &[u8]) {
     let memory = guest::zeroed_memory();
-    let (size, base) = (image::size(&memory), file());
+    let (size, base) = (memory.size(), file());
     base.set_len(size.0).expect("an image without data");
     let mut layers = LayeredImage::from(Arc::new(base));
     // The second file hides a part of the first one.

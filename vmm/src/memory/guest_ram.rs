@@ -362,6 +362,11 @@ impl GuestMemory {
         Ok(Self { map, rams })
     }
 
+    /// Returns the sum of the regions' sizes, which is the size of an image of this memory.
+    pub fn size(&self) -> Bytes {
+        Bytes(self.rams.iter().map(|ram| ram.size().0).sum())
+    }
+
     /// Discards the whole pages of a range that the guest does not need. The guest reads zeros when
     /// it touches them again. Returns the number of discarded bytes.
     #[must_use]

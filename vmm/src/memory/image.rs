@@ -43,7 +43,7 @@ pub fn save(
     may_continue: MayContinue<'_>,
 ) -> Result<ImageData, MemoryError> {
     let failed = |source| MemoryError::Image { operation: "written", source };
-    file.set_len(size(memory).0).map_err(failed)?;
+    file.set_len(memory.size().0).map_err(failed)?;
     let mut pages = Pages::default();
     let mut buffer = vec![0; CHUNK];
     for (start, ram) in file_offsets(memory) {
@@ -111,7 +111,7 @@ fn load_parts(
 /// It has not.
 pub fn check_size(memory: &GuestMemory, file: &File) -> Result<(), MemoryError> {
     let failed = |source| MemoryError::Image { operation: "read", source };
-    let (expected, actual) = (size(memory), Bytes(file.metadata().map_err(failed)?.len()));
+    let (expected, actual) = (memory.size(), Bytes(file.metadata().map_err(failed)?.len()));
     if actual != expected {
         let text = format!("it has {} bytes instead of {}", actual.0, expected.0);
         return Err(failed(io::Error::other(text)));
@@ -126,11 +126,6 @@ pub fn file_offsets(memory: &GuestMemory) -> impl Iterator<Item = (u64, &GuestRa
         *end += ram.size().0;
         Some((start, ram.as_ref()))
     })
-}
-
-/// Returns the size of an image of this memory.
-pub fn size(memory: &GuestMemory) -> Bytes {
-    Bytes(memory.regions().iter().map(|ram| ram.size().0).sum())
 }
 
 /// Returns the whole pages of a range of a file that are not holes.

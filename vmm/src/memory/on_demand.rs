@@ -159,7 +159,7 @@ impl OnDemand {
         let Some(pages) = &self.source.recorded else {
             return Order::new();
         };
-        pages.lock().parts(image::PAGE as u64, image::size(&self.source.memory).0)
+        pages.lock().parts(image::PAGE as u64, self.source.memory.size().0)
     }
 }
 

@@ -116,15 +116,8 @@ impl<'a> VmController<'a> {
     pub fn execute(&mut self, request: ApiRequest) -> Response {
         match request {
             ApiRequest::State => {}
-            ApiRequest::Pause | ApiRequest::Resume => {
-                let done = match request {
-                    ApiRequest::Pause => self.vm.pause(),
-                    _ => self.vm.resume(),
-                };
-                if let Err(error) = done {
-                    return error_response(500, &error_text(&error));
-                }
-            }
+            ApiRequest::Pause => return self.changed(self.vm.pause()),
+            ApiRequest::Resume => return self.changed(self.vm.resume()),
             ApiRequest::Stop => self.is_stop_requested = true,
             ApiRequest::Snapshot => return self.save_snapshot(false),
             ApiRequest::LiveSnapshot => return self.save_snapshot(true),
@@ -148,6 +141,14 @@ impl<'a> VmController<'a> {
         (200, self.state().into())
     }
 
+    /// Returns the response to a change of the run state.
+    fn changed(&self, result: Result<(), VmError>) -> Response {
+        match result {
+            Ok(()) => (200, self.state().into()),
+            Err(error) => error_response(500, &error_text(&error)),
+        }
+    }
+
     fn state(&self) -> Value {
         let state = match self.vm.vcpus.requested_state() {
             _ if self.is_stop_requested => "stopping",
@@ -155,12 +156,11 @@ impl<'a> VmController<'a> {
             RunState::Paused => "paused",
             RunState::Stopped => "stopping",
         };
-        let size: u64 = self.vm.memory.regions().iter().map(|ram| ram.size().0).sum();
         json!({
             "state": state,
             "phase": self.boot_stats.phase,
             "vcpus": self.config.vcpus,
-            "memory_bytes": size,
+            "memory_bytes": self.vm.memory.size().0,
             "ipa_bits": self.vm.ipa_bits,
             "boot_count": self.boot_count,
             "dirty_logging": self.dirty_logs.are_on(),
@@ -284,7 +284,7 @@ impl<'a> VmController<'a> {
         let Some(balloon) = &self.vm.balloon else {
             return error_response(409, "the VM has no balloon: start it with --balloon on");
         };
-        let memory = Bytes(self.vm.memory.regions().iter().map(|ram| ram.size().0).sum());
+        let memory = self.vm.memory.size();
         if size > memory {
             let text = format!("a balloon of {size} exceeds the guest's memory, {memory}");
             return error_response(400, &text);

@@ -175,7 +175,7 @@ fn save_stopped(
         .commit(memory.new_file(), &state)
         .inspect_err(|_| directory.discard(memory.new_name()))?;
     let sizes = SavedSizes {
-        memory: Bytes(regions.iter().map(|ram| ram.size().0).sum()),
+        memory: vm.memory.size(),
         data: memory.data.bytes,
         written: memory.written,
         is_durable,

@@ -158,7 +158,7 @@ fn layered_image(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<Layere
     for (changes, file) in snapshot.state.changes.iter().zip(&snapshot.changes) {
         let data = ChangesData { bytes: changes.bytes, crc: changes.crc };
         image
-            .add(Arc::clone(file), data, image::size(memory))
+            .add(Arc::clone(file), data, memory.size())
             .map_err(failed(format!("{}: {}", snapshot.name, changes.name)))?;
     }
     Ok(image)

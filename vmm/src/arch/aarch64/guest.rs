@@ -39,8 +39,8 @@ pub const fn check_supported() -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Creates a VM with `KVM_EXIT_ARM_NISV` exits. Returns the VM and its IPA width: `requested`, or the smallest width that covers `memory` and allows blocks
-/// of its page sizes, up to the host's limit.
+/// Creates a VM with `KVM_EXIT_ARM_NISV` exits. Returns the VM and its IPA width: `requested`, or the
+/// smallest width that covers `memory` and allows blocks of its page sizes, up to the host's limit.
 pub fn create_vm(
     kvm: &Kvm,
     memory: &[Arc<GuestRam>],

@@ -232,7 +232,7 @@ fn save_changes(
     changes.save(&new_file, &signals::none_is_pending).unwrap();
     let data = changes.save(file, &signals::none_is_pending).unwrap();
     let mut image = LayeredImage::from(Arc::clone(base));
-    image.add(Arc::clone(file), data, image::size(&memory)).unwrap();
+    image.add(Arc::clone(file), data, memory.size()).unwrap();
     image
 }
 
