@@ -27,6 +27,7 @@ use crate::{
         execute::Executor, matrix::PlannedJob, outcome_file::OutcomeFile,
         run_directory::RunDirectory,
     },
+    kernel::recipe::SLURM_DIRECTORY,
     plan::Plan,
     progress::Progress,
     report::{RunStatus, print},
@@ -37,8 +38,6 @@ use crate::{
 const MAX_ATTEMPTS: usize = 3;
 /// Maximum number of elements of an array; Slurm's default of `MaxArraySize` is 1001.
 const MAX_ARRAY: usize = 1000;
-/// Directory of scripts and logs in the run directory.
-const DIRECTORY: &str = "slurm";
 const SUBMITTED_FILE: &str = "submitted.json";
 const POLL: Duration = Duration::from_secs(3);
 /// Time for which a missing controller is no error.
@@ -61,7 +60,7 @@ pub fn check() -> Result<(), LabError> {
 
 /// Returns the submission of a run, if its jobs are in the queue.
 fn active_submission(run_directory: &Path) -> Result<Option<Submission>, LabError> {
-    let Ok(text) = fs::read(run_directory.join(DIRECTORY).join(SUBMITTED_FILE)) else {
+    let Ok(text) = fs::read(run_directory.join(SLURM_DIRECTORY).join(SUBMITTED_FILE)) else {
         return Ok(None);
     };
     let submission: Submission = serde_json::from_slice(&text)?;
@@ -95,7 +94,7 @@ pub fn run(
     progress: &Progress,
 ) -> Result<RunStatus, LabError> {
     let jobs = plan.jobs();
-    let directory = run_directory.path().join(DIRECTORY);
+    let directory = run_directory.path().join(SLURM_DIRECTORY);
     Shell::new(false).create_dir(&directory)?;
     let mut cluster = Cluster {
         plan,

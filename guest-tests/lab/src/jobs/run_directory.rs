@@ -30,7 +30,7 @@ use crate::{
     command::CommandError,
     error::{LabError, with_causes},
     jobs::{JobResult, JobResults, KERNEL_DOES_NOT_BOOT, matrix::PlannedJob},
-    kernel::Kernel,
+    kernel::{Kernel, recipe::PROGRAMS_DIRECTORY},
     options::RunPath,
     progress::Progress,
     shell::{Shell, partial_path, sorted_entries},
@@ -175,7 +175,7 @@ impl RunDirectory {
 
     /// Returns the path of the copy of a program.
     pub fn program_path(&self, program: &Path) -> PathBuf {
-        self.path.join("programs").join(program.file_name().unwrap_or_default())
+        self.path.join(PROGRAMS_DIRECTORY).join(program.file_name().unwrap_or_default())
     }
 
     /// Replaces the paths of programs by those of their copies, if they exist.
@@ -192,7 +192,7 @@ impl RunDirectory {
     /// program that is rebuilt meanwhile has no effect on their results. Returns its path.
     pub fn copy_program(&self, shell: Shell, program: &Path) -> Result<PathBuf, CommandError> {
         let copy = self.program_path(program);
-        shell.create_dir(&self.path.join("programs"))?;
+        shell.create_dir(&self.path.join(PROGRAMS_DIRECTORY))?;
         let partial = partial_path(&copy);
         shell.copy(program, &partial)?;
         shell.rename(&partial, &copy)?;

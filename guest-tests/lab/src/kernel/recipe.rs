@@ -30,8 +30,12 @@ use crate::{
 
 /// Name of the kernel without patches.
 pub const BASE_NAME: &str = "base";
+/// Directory of a run with copies of its programs.
+pub const PROGRAMS_DIRECTORY: &str = "programs";
+/// Directory of a run with the scripts and logs of Slurm's jobs.
+pub const SLURM_DIRECTORY: &str = "slurm";
 /// Names that mailed patches cannot have: that of the base, and of other directories of a run.
-const RESERVED_NAMES: [&str; 3] = [BASE_NAME, "programs", "slurm"];
+const RESERVED_NAMES: [&str; 3] = [BASE_NAME, PROGRAMS_DIRECTORY, SLURM_DIRECTORY];
 
 /// Source and settings of one kernel.
 #[derive(Debug, Clone)]

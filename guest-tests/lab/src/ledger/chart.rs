@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The chart of a page: a panel for each configuration, in which each line is a figure relative to
-//! the first kernel of the same setup, and ends where the setup changes. The SVG is a file of its own or part of an HTML page, so it has fixed colours.
+//! the first kernel of the same setup, and ends where the setup changes. The SVG is a file of its own or
+//! part of an HTML page, so it has fixed colours.
 
 use granule_report::render::page::escape_html;
 
