@@ -47,8 +47,8 @@ pub struct RamOptions {
     pub populates_in_parallel: bool,
 }
 
-/// Minimum amount of memory for each populating thread.
-const MIN_POPULATE_PER_THREAD: Bytes = Bytes::mib(64);
+/// Minimum amount of memory for each thread that populates it or makes it zero.
+const MIN_MEMORY_PER_THREAD: Bytes = Bytes::mib(64);
 
 /// Reports whether this host has a NUMA node.
 pub fn has_node(node: u32) -> bool {
@@ -130,13 +130,15 @@ impl GuestRam {
         self.mapping.data_ranges(pages, range)
     }
 
-    /// Starts to log the writes of devices, as base pages; an earlier log is kept.
+    /// Starts to log the writes of devices, as base pages. An earlier log, of this boot or of one before a
+    /// reset of the guest, becomes empty.
     pub fn log_device_writes(&self) {
-        self.device_writes.get_or_init(|| {
+        let writes = self.device_writes.get_or_init(|| {
             let page = usize::try_from(self.plan().base_page_size().0).ok();
             let page = page.and_then(NonZero::new).unwrap_or(NonZero::<usize>::MIN);
             AtomicBitmap::new(self.mapping.len(), page)
         });
+        writes.reset();
     }
 
     /// Returns the pages that devices wrote since the last call, one bit each, lowest first; none if
@@ -278,6 +280,23 @@ impl GuestRam {
         self.populate()
     }
 
+    /// Makes the region zero for the next boot of a guest that has reset itself. Nothing else may access
+    /// the region, and it must not be [mapped from an image](Self::mapped).
+    ///
+    /// Hugetlb pages are kept and overwritten, as far as they exist. To discard them would return them to
+    /// the pool: another process could take them before they are reserved again, and the reset would fail.
+    /// Overwriting costs no more than a fault, in which the kernel zeroes the page.
+    ///
+    /// Other pages, which have no reservation, are discarded, and populated again if requested: the guest
+    /// then takes only the host memory that it touches, and huge pages that its balloon split are whole.
+    pub fn clear(&self) -> Result<(), MemoryError> {
+        if self.plan().is_hugetlb() {
+            return self.mapping.zero_huge_pages(self.useful_threads());
+        }
+        self.mapping.discard_range(0, self.mapping.len())?;
+        self.populate()
+    }
+
     /// Populates a range of guest addresses in this region, whose contents the guest may use.
     ///
     /// # Errors
@@ -323,18 +342,23 @@ impl GuestRam {
         }
     }
 
+    /// Returns the number of threads that populate the region or make it zero.
+    fn useful_threads(&self) -> usize {
+        let cpus = match self.options.populates_in_parallel {
+            true => thread::available_parallelism().map_or(1, usize::from),
+            false => 1,
+        };
+        let useful = usize::try_from(self.size().0 / MIN_MEMORY_PER_THREAD.0);
+        cpus.min(useful.unwrap_or(usize::MAX)).max(1)
+    }
+
     /// Populates the region and verifies the result, if requested. Otherwise nothing is resident that
     /// could be verified.
     fn populate(&self) -> Result<(), MemoryError> {
         if !self.options.prefault {
             return Ok(());
         }
-        let cpus = match self.options.populates_in_parallel {
-            true => thread::available_parallelism().map_or(1, usize::from),
-            false => 1,
-        };
-        let useful = usize::try_from(self.size().0 / MIN_POPULATE_PER_THREAD.0);
-        self.mapping.populate(cpus.min(useful.unwrap_or(usize::MAX)).max(1))?;
+        self.mapping.populate(self.useful_threads())?;
         let resident = Bytes(self.checked_resident_pages()?.resident_bytes.values().sum());
         if resident < self.size() {
             return Err(MemoryError::Unexpected(format!(
@@ -365,6 +389,14 @@ impl GuestMemory {
     /// Returns the sum of the regions' sizes, which is the size of an image of this memory.
     pub fn size(&self) -> Bytes {
         Bytes(self.rams.iter().map(|ram| ram.size().0).sum())
+    }
+
+    /// Makes all memory zero for the next boot of a guest that has reset itself.
+    ///
+    /// # Errors
+    /// The kernel refuses a call, or the host has too little memory to populate it again.
+    pub fn clear(&self) -> Result<(), MemoryError> {
+        self.rams.iter().try_for_each(|ram| ram.clear())
     }
 
     /// Discards the whole pages of a range that the guest does not need. The guest reads zeros when

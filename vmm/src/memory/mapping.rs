@@ -189,13 +189,36 @@ impl Mapping {
     /// Populates the memory for writing with up to `threads` threads. The memory must hold zeros,
     /// because zeros are written if the kernel lacks `MADV_POPULATE_WRITE` (before Linux 5.14).
     pub fn populate(&self, threads: usize) -> Result<(), MemoryError> {
-        let page = usize::try_from(self.plan.page_size().0).unwrap_or(usize::MAX);
-        let part = self.len.div_ceil(threads.max(1)).next_multiple_of(page);
-        let populate = |offset| self.populate_range(offset, part.min(self.len - offset));
-        let result = in_threads((0..self.len).step_by(part), populate);
-        result
-            .map(drop)
+        self.in_parts(threads, |offset, len| self.populate_range(offset, len))
             .map_err(|error| self.error("populating the memory (MADV_POPULATE_WRITE)", error))
+    }
+
+    /// Overwrites the hugetlb pages that exist with zeros, with up to `threads` threads. Nothing else may
+    /// access the memory.
+    pub fn zero_huge_pages(&self, threads: usize) -> Result<(), MemoryError> {
+        let zero = |offset, len| {
+            for part in self.huge_pages(offset as u64..(offset + len) as u64)? {
+                let start = self.as_ptr().wrapping_add(to_usize_saturating(part.start));
+                let len = to_usize_saturating(part.end - part.start);
+                // SAFETY: the part lies in the memory, which is writable and has no other user.
+                unsafe { start.write_bytes(0, len) };
+            }
+            Ok(())
+        };
+        self.in_parts(threads, zero)
+            .map_err(|error| self.error("finding the memory's pages (mincore)", error))
+    }
+
+    /// Calls `work` with the offset and length of up to `threads` parts of whole pages, each in a thread.
+    fn in_parts(
+        &self,
+        threads: usize,
+        work: impl Fn(usize, usize) -> io::Result<()> + Sync,
+    ) -> io::Result<()> {
+        let page = to_usize_saturating(self.plan.page_size().0);
+        let part = self.len.div_ceil(threads.max(1)).next_multiple_of(page);
+        let parts = (0..self.len).step_by(part);
+        in_threads(parts, |offset| work(offset, part.min(self.len - offset))).map(drop)
     }
 
     /// Populates `len` bytes at `offset`, which must lie in the memory, without writing to them.

@@ -155,6 +155,55 @@ mod tests {
         }
     }
 
+    fn check_clear(name: &str, pages: u64) {
+        for prefault in [false, true] {
+            let Some(ram) = ram(name, pages, prefault) else {
+                return;
+            };
+            let memory = GuestMemory::new(vec![Arc::clone(&ram)]).unwrap();
+            let (page, size) = (ram.plan().page_size().0, ram.size().0);
+            let second = GuestAddress(GUEST_START.0 + page);
+            memory.map().write_obj(u64::MAX, second).unwrap();
+            let last = GuestAddress(GUEST_START.0 + 2 * page - 8);
+            memory.map().write_obj(u64::MAX, last).unwrap();
+
+            memory.clear().unwrap();
+
+            let kept = if ram.plan().is_hugetlb() { page } else { 0 };
+            let expected = if prefault { size } else { kept };
+            let resident = ram.checked_resident_pages().unwrap().resident_bytes;
+            assert_eq!(resident.values().sum::<u64>(), expected, "{name}");
+            for address in [second, last] {
+                assert_eq!(memory.map().read_obj::<u64>(address).unwrap(), 0, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn base_and_transparent_backings_are_cleared() {
+        for (name, pages) in [("anonymous", 1024), ("shmem", 1024), ("anonymous_thp", 4)] {
+            check_clear(name, pages);
+        }
+    }
+
+    #[test]
+    fn a_huge_page_that_was_split_is_whole_after_a_reset() {
+        let Some(ram) = ram("anonymous_thp", 2, true) else {
+            return;
+        };
+        let memory = GuestMemory::new(vec![Arc::clone(&ram)]).unwrap();
+        // khugepaged could collapse the split page before it is read.
+        advise(&memory, ram.size(), Advice::LinuxNoHugepage);
+        assert_eq!(memory.discard(GUEST_START, Bytes::kib(4)), Bytes::kib(4));
+        assert!(ram.checked_resident_pages().is_err(), "split");
+        advise(&memory, ram.size(), Advice::LinuxHugepage);
+
+        memory.clear().unwrap();
+
+        let resident = ram.checked_resident_pages().unwrap().resident_bytes;
+        assert_eq!(resident, [(ram.plan().page_size().0, ram.size().0)].into());
+    }
+
     #[test]
     fn base_and_transparent_backings_are_touched_dropped_and_restored() {
         for (name, pages) in [("anonymous", 1024), ("shmem", 1024), ("anonymous_thp", 4)] {
@@ -164,9 +213,10 @@ mod tests {
 
     /// Tests all hugetlb backings in one thread, because they share the pool.
     #[test]
-    fn hugetlb_backings_are_touched_dropped_and_restored() {
+    fn hugetlb_backings_are_touched_dropped_and_restored_and_cleared() {
         for name in ["anonymous_hugetlb", "anonymous_hugetlb_1gb", "shared_hugetlb"] {
             check_touch_drop_and_restore(name, 2);
+            check_clear(name, 2);
         }
     }
 

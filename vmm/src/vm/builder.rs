@@ -47,6 +47,8 @@ use crate::{
 
 /// Connections of a VM's devices and vCPUs to the rest of the process.
 pub struct VmConnections {
+    /// Memory of the boot before a reset of the guest, which no other VM uses any more.
+    pub earlier_memory: Option<GuestMemory>,
     pub serial_output: SerialOutput,
     /// Console output, which applies backpressure to vCPUs that write to the serial port.
     pub console_output: ConsoleOutput,
@@ -146,15 +148,13 @@ pub fn build(
     connections: VmConnections,
 ) -> Result<Vm, VmError> {
     let start = Start::new(config, files)?;
-    let prefaults = start.allows_prefault();
-    let stage2_prefault = config.stage2_prefault.filter(|_| prefaults);
+    let stage2_prefault = config.stage2_prefault.filter(|_| start.allows_prefault());
     let has_helper = stage2_prefault == Some(Stage2Prefault::Background);
     kvm::check_vcpu_count(&files.kvm, config.vcpus.saturating_add(has_helper.into()))?;
     let generation = generation::new_page(&start)?;
     let interrupts = interrupt_count(&config.devices, generation.is_some())?;
     let is_restored = matches!(start, Start::Restore(..));
-    let memory = allocate_memory(&zones(config, prefaults, is_restored), start.mapped_image())
-        .map_err(failed("guest memory cannot be allocated"))?;
+    let memory = guest_memory(config, &start, connections.earlier_memory)?;
     let start = start.with_memory(&memory)?;
     let snapshot = start.snapshot();
 
@@ -230,10 +230,27 @@ pub fn build(
     })
 }
 
+/// Allocates guest memory, or makes that of the boot before a reset zero: the guest must not depend on
+/// what was there, nor learn secrets of that boot. Such memory stays mapped, so that no other process can
+/// take its hugetlb pages, and keeps its node and advice.
+fn guest_memory(
+    config: &VmConfig,
+    start: &Start<'_>,
+    earlier: Option<GuestMemory>,
+) -> Result<GuestMemory, VmError> {
+    let Some(memory) = earlier else {
+        return allocate_memory(&zones(config, start), start.mapped_image())
+            .map_err(failed("guest memory cannot be allocated"));
+    };
+    memory.clear().map_err(failed("guest memory cannot be cleared for the reset"))?;
+    Ok(memory)
+}
+
 /// Returns the memory zones, of a restored VM without nodes that this host lacks.
-fn zones(config: &VmConfig, prefaults: bool, is_restored: bool) -> Vec<MemoryZone> {
+fn zones(config: &VmConfig, start: &Start<'_>) -> Vec<MemoryZone> {
+    let is_restored = matches!(start, Start::Restore(..));
     let zones = config.memory.iter().map(|zone| MemoryZone {
-        prefault: zone.prefault && prefaults,
+        prefault: zone.prefault && start.allows_prefault(),
         node: zone.node.filter(|node| !is_restored || has_node(*node)),
         ..*zone
     });

@@ -282,6 +282,17 @@ mod tests {
     }
 
     #[test]
+    fn a_log_of_device_writes_starts_without_those_of_an_earlier_one() {
+        let memory = memory();
+        write_pages(&memory, 5..7, 1);
+
+        memory.regions()[0].log_device_writes();
+        write_pages(&memory, 8..9, 1);
+
+        assert_eq!(memory.regions()[0].take_device_writes()[0], 1 << 8);
+    }
+
+    #[test]
     fn pages_stay_pending_after_a_failure() {
         let folder = tempfile::tempdir().unwrap();
         let directory = SnapshotDirectory::open(folder.path()).unwrap();

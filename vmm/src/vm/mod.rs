@@ -9,7 +9,7 @@
 //!
 //! [`run`](run::run) opens all files, confines the process, builds the VM and waits until the guest
 //! powers off, resets or crashes, or until a signal, the escape key or the control socket stops it.
-//! After a reset it builds the VM again from the same files.
+//! After a reset it builds the VM again from the same files, in the same memory.
 
 mod api;
 pub mod api_request;

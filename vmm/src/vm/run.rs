@@ -39,7 +39,7 @@ use super::{
 use crate::{
     arch::guest,
     devices::{BootTimer, console_input::PipeSink, console_output::ConsoleOutput},
-    memory::on_demand::OnDemand,
+    memory::{GuestMemory, on_demand::OnDemand},
     scoped_thread::ScopedThread,
 };
 
@@ -96,7 +96,7 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
         .map_err(failed("opening the console output failed"))?;
     let mut start_time = options.start_time;
     let mut boot_count = 1;
-    let balloon_target = Cell::default();
+    let kept = KeptState::default();
     let outcome = loop {
         let context = RunContext {
             config: &config,
@@ -108,7 +108,7 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
             output: &output,
             collects_statistics,
             starts_paused,
-            balloon_target: &balloon_target,
+            kept: &kept,
             boot_count,
         };
         let outcome =
@@ -213,6 +213,15 @@ fn confine_process(
     Ok(api)
 }
 
+/// State that a reset of the guest keeps.
+#[derive(Default)]
+struct KeptState {
+    /// Target of the balloon at the end of the last boot.
+    balloon_target: Cell<Bytes>,
+    /// Memory of the last boot, if the guest has reset itself.
+    memory: Cell<Option<GuestMemory>>,
+}
+
 /// Inputs of a boot. All except `boot_count` are the same for every boot.
 struct RunContext<'a> {
     config: &'a VmConfig,
@@ -225,8 +234,7 @@ struct RunContext<'a> {
     collects_statistics: bool,
     /// Leaves the VM paused until a request resumes it.
     starts_paused: bool,
-    /// Target of the balloon at the end of the last boot, which a guest's reset does not change.
-    balloon_target: &'a Cell<Bytes>,
+    kept: &'a KeptState,
     boot_count: u32,
 }
 
@@ -247,7 +255,7 @@ impl RunContext<'_> {
         let (sender, marks) = mpsc::sync_channel(MAX_MARKS);
         let (mut vm, console_input) = self.build(start_time, &wake, &sender)?;
         if let Some(balloon) = vm.balloon.as_ref().filter(|_| self.boot_count > 1) {
-            balloon.set_target(self.balloon_target.get());
+            balloon.set_target(self.kept.balloon_target.get());
         }
         let terminal = Terminal::enter_raw_mode()
             .map_err(failed("setting the terminal to raw mode failed"))?;
@@ -300,7 +308,9 @@ impl RunContext<'_> {
         };
         let outcome = event_loop.run(&mut controller);
         let outcome = outcome.map_err(failed("waiting for the guest failed"))?;
-        self.balloon_target.set(vm.balloon.as_ref().map_or(Bytes(0), |balloon| balloon.target()));
+        let target = vm.balloon.as_ref().map(|balloon| balloon.target());
+        self.kept.balloon_target.set(target.unwrap_or_default());
+        self.kept.memory.set((outcome == VmOutcome::Reset).then(|| vm.memory.clone()));
         let written = self.finish_stats(&mut controller, &outcome, start_time, stats_file);
         self.write_order(&vm);
         written?;
@@ -354,6 +364,7 @@ impl RunContext<'_> {
             self.config,
             self.files,
             VmConnections {
+                earlier_memory: self.kept.memory.take(),
                 serial_output: channels.serial_output,
                 console_output: self.output.clone(),
                 console: channels.console,

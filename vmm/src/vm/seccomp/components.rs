@@ -155,7 +155,8 @@ fn run_console() {
     drop(input);
 }
 
-/// Allocates private memory on a NUMA node and shared memory, and reads the resident pages.
+/// Allocates private memory on a NUMA node and shared memory, clears it as after a reset of the guest, and
+/// reads the resident pages.
 fn allocate_guest_memory() {
     let zone = |backing: &str, node| MemoryZone {
         size: Bytes::mib(4),
@@ -167,7 +168,9 @@ fn allocate_guest_memory() {
     // A kernel without NUMA refuses the node.
     let _ = allocate_memory(&[zone("anonymous", Some(0))], None);
     let memory = allocate_memory(&[zone("anonymous_thp", None), zone("shmem", None)], None);
-    for ram in memory.unwrap().regions() {
+    let memory = memory.unwrap();
+    memory.clear().unwrap();
+    for ram in memory.regions() {
         assert!(!ram.resident_pages().unwrap().resident_bytes.is_empty());
         let _ = ram.collapse(&|| true);
     }

@@ -97,7 +97,7 @@ const MAIN_CALLS: &[AllowedCall] = &[
     (libc::SYS_getdents64, "hugetlb pools in /sys/kernel/mm, snapshots"),
     (libc::SYS_mbind, "memory zones on a NUMA node"),
     (libc::SYS_memfd_create, "shared memory zones"),
-    (libc::SYS_mincore, "hugetlb pages of a snapshot"),
+    (libc::SYS_mincore, "hugetlb pages of a snapshot or a reset"),
     (libc::SYS_newfstatat, "metadata of paths"),
     (libc::SYS_openat, "/proc and /sys files, snapshots"),
     (libc::SYS_perf_event_open, "event counters after a reboot"),
