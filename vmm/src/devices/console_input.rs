@@ -8,8 +8,16 @@
 //!
 //! The bytes go to the FIFO of a serial port ([`SerialSink`]) or to a pipe from which a virtio
 //! console reads ([`PipeSink`]).
+//!
+//! The input ends with the VM. [`ConsoleInput::finish`] then returns the bytes that the guest has read
+//! from neither, with which the input of the VM after a reset starts.
 
-use std::{io, os::fd::AsFd, sync::Arc};
+use std::{
+    io::{self, Read as _},
+    mem,
+    os::fd::AsFd,
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 use rustix::{
@@ -34,7 +42,7 @@ pub enum OverflowPolicy {
 }
 
 /// Destination of console input.
-pub trait InputSink: Send + 'static {
+trait InputSink: Send {
     /// Accepts as many bytes of `input` as fit, and returns their number.
     ///
     /// # Errors
@@ -46,15 +54,13 @@ pub trait InputSink: Send + 'static {
 }
 
 /// Input sink that fills the FIFO of a serial port.
-#[allow(missing_debug_implementations, reason = "it holds any port")]
-pub struct SerialSink {
+struct SerialSink {
     drain_event: Arc<EventFd>,
     port: Arc<Mutex<dyn SerialPort>>,
 }
 
 impl SerialSink {
-    /// Creates a sink for this port.
-    pub fn new(port: Arc<Mutex<dyn SerialPort>>) -> Self {
+    fn new(port: Arc<Mutex<dyn SerialPort>>) -> Self {
         let drain_event = port.lock().drain_event();
         Self { drain_event, port }
     }
@@ -98,32 +104,107 @@ impl InputSink for PipeSink {
     }
 }
 
-/// Starts a thread that reads `input` to its end and forwards it through `filter`. The filter may
-/// change and remove bytes, and returns `false` to end the input. Dropping the handle ends the
-/// thread.
-pub fn forward_input(
-    sink: impl InputSink,
-    input: impl AsFd + Send + 'static,
-    overflow: OverflowPolicy,
-    mut filter: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static,
-) -> io::Result<ScopedThread> {
-    ScopedThread::start("console-in", move |stop| {
-        if let Err(error) = forward(sink, &input, overflow, &mut filter, stop) {
-            log::warn!("console input ends: {error}");
+/// Console of the guest that receives the input.
+#[allow(missing_debug_implementations, reason = "it holds any port")]
+pub enum InputConsole {
+    /// A serial port.
+    Serial(Arc<Mutex<dyn SerialPort>>),
+    /// A virtio console, which reads from the pipe of the sink. It has another descriptor of the read end.
+    Virtio(PipeSink, io::PipeReader),
+}
+
+/// Place of the bytes that a sink has accepted and the guest has not read.
+enum AcceptedInput {
+    Fifo(Arc<Mutex<dyn SerialPort>>),
+    Pipe(io::PipeReader),
+}
+
+impl AcceptedInput {
+    /// Returns the bytes. The sink and the device must have ended.
+    fn unread(self) -> Vec<u8> {
+        let mut unread = Vec::new();
+        match self {
+            Self::Fifo(port) => unread = port.lock().unread_input(),
+            Self::Pipe(mut pipe) => {
+                if let Err(error) = pipe.read_to_end(&mut unread) {
+                    log::warn!("console input is lost: {error}");
+                }
+            }
         }
-    })
+        unread
+    }
+}
+
+/// Console input of a VM. Dropping it ends the input.
+#[allow(missing_debug_implementations, reason = "it holds any port")]
+pub struct ConsoleInput {
+    thread: ScopedThread,
+    accepted: AcceptedInput,
+    /// Bytes that the sink has not accepted, when the thread has ended.
+    backlog: Arc<Mutex<Vec<u8>>>,
+}
+
+impl ConsoleInput {
+    /// Starts a thread that forwards the bytes of `earlier`, and `input` through `filter` to its end. The
+    /// filter may change and remove bytes, and returns `false` to end the input.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(
+        console: InputConsole,
+        earlier: Vec<u8>,
+        input: impl AsFd + Send + 'static,
+        overflow: OverflowPolicy,
+        mut filter: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static,
+    ) -> io::Result<Self> {
+        let (sink, accepted): (Box<dyn InputSink>, _) = match console {
+            InputConsole::Serial(port) => {
+                (Box::new(SerialSink::new(Arc::clone(&port))), AcceptedInput::Fifo(port))
+            }
+            InputConsole::Virtio(sink, reader) => (Box::new(sink), AcceptedInput::Pipe(reader)),
+        };
+        let backlog = Arc::new(Mutex::new(earlier));
+        let of_thread = Arc::clone(&backlog);
+        let thread = ScopedThread::start("console-in", move |stop| {
+            let mut backlog = mem::take(&mut *of_thread.lock());
+            let result = forward(sink, &mut backlog, &input, overflow, &mut filter, stop);
+            *of_thread.lock() = backlog;
+            if let Err(error) = result {
+                log::warn!("console input ends: {error}");
+            }
+        })?;
+        Ok(Self { thread, accepted, backlog })
+    }
+
+    /// Ends the input of a VM whose vCPUs and devices have ended. Returns the bytes that its guest has not
+    /// read, oldest first.
+    #[must_use]
+    pub fn finish(self) -> Vec<u8> {
+        drop(self.thread);
+        let mut unread = self.accepted.unread();
+        unread.append(&mut self.backlog.lock());
+        unread
+    }
 }
 
 fn forward(
-    mut sink: impl InputSink,
+    mut sink: Box<dyn InputSink>,
+    backlog: &mut Vec<u8>,
     input: &impl AsFd,
     overflow: OverflowPolicy,
     filter: &mut impl FnMut(&mut Vec<u8>) -> bool,
     stop: &EventFd,
 ) -> io::Result<()> {
-    let (mut backlog, mut bytes) = (Vec::new(), Vec::new());
+    let mut bytes = Vec::new();
     let (mut open, mut warned) = (true, false);
-    while open || !backlog.is_empty() {
+    loop {
+        if !backlog.is_empty() {
+            let accepted = sink.accept(backlog)?;
+            backlog.drain(..accepted);
+        }
+        if !open && backlog.is_empty() {
+            return Ok(());
+        }
         let reads = open && (overflow == OverflowPolicy::Drop || backlog.is_empty());
         let mut fds = vec![PollFd::from_borrowed_fd(borrow_event(stop), PollFlags::IN)];
         fds.extend((!backlog.is_empty()).then(|| sink.space_event()));
@@ -135,10 +216,10 @@ fn forward(
         }
         if reads && ready(fds.last()) {
             open = read_chunk(input, &mut bytes)? && filter(&mut bytes);
-            let space = BACKLOG_CAPACITY - backlog.len();
+            let space = BACKLOG_CAPACITY.saturating_sub(backlog.len());
             if bytes.len() > space {
                 bytes.truncate(space);
-                if !std::mem::replace(&mut warned, true) {
+                if !mem::replace(&mut warned, true) {
                     log::warn!(
                         "the guest does not read its console: input beyond {BACKLOG_CAPACITY} \
                          bytes is dropped"
@@ -147,12 +228,7 @@ fn forward(
             }
             backlog.append(&mut bytes);
         }
-        if !backlog.is_empty() {
-            let accepted = sink.accept(&backlog)?;
-            backlog.drain(..accepted);
-        }
     }
-    Ok(())
 }
 
 /// Appends the available bytes to `bytes`. Returns false at the end of the input.
@@ -182,14 +258,14 @@ mod tests {
         *,
     };
 
-    /// Returns a serial port with its interrupt, its sink, and an input pipe.
-    fn setup() -> ((Arc<Mutex<Serial>>, EventFd), SerialSink, io::PipeReader, io::PipeWriter) {
+    /// Returns a serial port with its interrupt, the port as a console, and an input pipe.
+    fn setup() -> ((Arc<Mutex<Serial>>, EventFd), InputConsole, io::PipeReader, io::PipeWriter) {
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let port = Serial::new(irq.try_clone().unwrap(), Box::new(io::sink())).unwrap();
         let port = Arc::new(Mutex::new(port));
-        let sink = SerialSink::new(Arc::clone(&port) as _);
+        let console = InputConsole::Serial(Arc::clone(&port) as _);
         let (input, keyboard) = io::pipe().unwrap();
-        ((port, irq), sink, input, keyboard)
+        ((port, irq), console, input, keyboard)
     }
 
     /// Reads `count` bytes from the port as a guest driver does.
@@ -210,6 +286,21 @@ mod tests {
         bytes
     }
 
+    /// Returns the console and the descriptor from which its device reads.
+    fn virtio_console() -> (InputConsole, io::PipeReader) {
+        let (sink, device) = PipeSink::new().unwrap();
+        (InputConsole::Virtio(sink, device.try_clone().unwrap()), device)
+    }
+
+    /// Forwards a pipe as it is.
+    fn start_waiting(
+        console: InputConsole,
+        earlier: Vec<u8>,
+        input: impl AsFd + Send + 'static,
+    ) -> ConsoleInput {
+        ConsoleInput::start(console, earlier, input, OverflowPolicy::Wait, |_| true).unwrap()
+    }
+
     fn long_input() -> Vec<u8> {
         (0..251).cycle().take(3 * BACKLOG_CAPACITY).collect()
     }
@@ -217,9 +308,9 @@ mod tests {
     #[test]
     fn input_larger_than_the_fifo_arrives_in_order() {
         for overflow in [OverflowPolicy::Drop, OverflowPolicy::Wait] {
-            let ((port, irq), sink, input, mut keyboard) = setup();
+            let ((port, irq), console, input, mut keyboard) = setup();
             assert!(port.lock().write(1, &[1]));
-            let thread = forward_input(sink, input, overflow, |bytes| {
+            let running = ConsoleInput::start(console, Vec::new(), input, overflow, |bytes| {
                 bytes.retain(|byte| *byte != 100);
                 true
             });
@@ -231,14 +322,14 @@ mod tests {
 
             assert!(received.into_iter().eq((0..200).filter(|byte| *byte != 100)));
             assert!(irq.read().unwrap() > 0);
-            drop(thread.unwrap());
+            drop(running.unwrap());
         }
     }
 
     #[test]
     fn no_byte_of_a_long_file_is_lost() {
-        let ((port, _irq), sink, input, mut keyboard) = setup();
-        let _thread = forward_input(sink, input, OverflowPolicy::Wait, |_| true).unwrap();
+        let ((port, _irq), console, input, mut keyboard) = setup();
+        let _running = start_waiting(console, Vec::new(), input);
         let writer = thread::spawn(move || keyboard.write_all(&long_input()).unwrap());
 
         let received = read_port(&port, long_input().len());
@@ -249,43 +340,93 @@ mod tests {
 
     #[test]
     fn the_filter_receives_input_that_the_guest_does_not_read() {
-        let (_port, sink, input, mut keyboard) = setup();
+        let (_port, console, input, mut keyboard) = setup();
         let (sender, found) = mpsc::channel();
-        let thread = forward_input(sink, input, OverflowPolicy::Drop, move |bytes| {
+        let filter = move |bytes: &mut Vec<u8>| {
             let is_end = bytes.contains(&1);
             sender.send(is_end).unwrap();
             !is_end
-        });
+        };
+        let running =
+            ConsoleInput::start(console, Vec::new(), input, OverflowPolicy::Drop, filter).unwrap();
 
         keyboard.write_all(&vec![7; 3 * BACKLOG_CAPACITY]).unwrap();
         keyboard.write_all(&[1]).unwrap();
 
         while !found.recv_timeout(Duration::from_secs(10)).unwrap() {}
         // The thread ends although the guest has not read all bytes.
-        drop(thread.unwrap());
+        drop(running);
     }
 
     #[test]
-    fn dropping_the_handle_ends_a_thread_that_waits_for_the_guest() {
-        let (_port, sink, input, mut keyboard) = setup();
-        let thread = forward_input(sink, input, OverflowPolicy::Wait, |_| true).unwrap();
+    fn dropping_the_input_ends_a_thread_that_waits_for_the_guest() {
+        let (_port, console, input, mut keyboard) = setup();
+        let running = start_waiting(console, Vec::new(), input);
         keyboard.write_all(&[7; 500]).unwrap();
 
-        drop(thread);
+        drop(running);
 
         assert!(keyboard.write_all(&[7]).is_err());
     }
 
     #[test]
     fn a_pipe_sink_forwards_all_bytes_and_closes_at_the_end() {
-        let (sink, mut device) = PipeSink::new().unwrap();
+        let (console, mut device) = virtio_console();
         let (input, mut keyboard) = io::pipe().unwrap();
-        let _thread = forward_input(sink, input, OverflowPolicy::Wait, |_| true).unwrap();
+        let _running = start_waiting(console, Vec::new(), input);
         thread::spawn(move || keyboard.write_all(&long_input()).unwrap());
 
         let mut received = Vec::new();
         device.read_to_end(&mut received).unwrap();
 
         assert!(received == long_input());
+    }
+
+    #[test]
+    fn input_that_one_vm_has_not_read_reaches_the_serial_port_of_the_next_one() {
+        let ((port, _irq), console, input, mut keyboard) = setup();
+        let running = start_waiting(console, Vec::new(), input.try_clone().unwrap());
+        let writer = thread::spawn(move || keyboard.write_all(&long_input()).unwrap());
+        let mut received = read_port(&port, 100);
+
+        let unread = running.finish();
+        let ((port, _irq), console, ..) = setup();
+        let _running = start_waiting(console, unread, input);
+        received.extend(read_port(&port, long_input().len() - 100));
+
+        writer.join().unwrap();
+        assert!(received == long_input());
+    }
+
+    #[test]
+    fn input_that_one_vm_has_not_read_reaches_the_virtio_console_of_the_next_one() {
+        let (console, mut device) = virtio_console();
+        let (input, mut keyboard) = io::pipe().unwrap();
+        let running = start_waiting(console, Vec::new(), input.try_clone().unwrap());
+        let writer = thread::spawn(move || keyboard.write_all(&long_input()).unwrap());
+        let mut received = vec![0; 100];
+        device.read_exact(&mut received).unwrap();
+        drop(device);
+
+        let unread = running.finish();
+        let (console, mut device) = virtio_console();
+        let _running = start_waiting(console, unread, input);
+        device.read_to_end(&mut received).unwrap();
+
+        writer.join().unwrap();
+        assert!(received == long_input());
+    }
+
+    #[test]
+    fn input_of_a_closed_pipe_is_kept_for_the_next_vm() {
+        let ((port, _irq), console, input, mut keyboard) = setup();
+        keyboard.write_all(b"boot\n").unwrap();
+        drop(keyboard);
+        let running = start_waiting(console, Vec::new(), input);
+        while port.lock().unread_input().len() < 5 {
+            thread::yield_now();
+        }
+
+        assert_eq!(running.finish(), b"boot\n");
     }
 }

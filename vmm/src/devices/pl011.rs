@@ -146,6 +146,10 @@ impl SerialPort for Pl011 {
         space
     }
 
+    fn unread_input(&self) -> Vec<u8> {
+        self.fifo.iter().copied().collect()
+    }
+
     fn drain_event(&self) -> Arc<EventFd> {
         Arc::clone(&self.drain_event)
     }
@@ -176,7 +180,7 @@ impl MmioDevice for Pl011 {
 
     fn suspend(&mut self) -> Result<Option<DeviceState>, String> {
         Ok(Some(DeviceState::Pl011(Pl011State {
-            input: self.fifo.iter().copied().collect(),
+            input: self.unread_input(),
             raw_interrupts: self.raw_interrupts,
             interrupt_mask: self.interrupt_mask,
             scratch: self.scratch.iter().map(|(offset, value)| (*offset, *value)).collect(),

@@ -47,6 +47,9 @@ pub trait SerialPort: MmioDevice {
     /// Accepts as many bytes of `input` as fit into the FIFO, and returns their number.
     fn receive(&mut self, input: &[u8]) -> usize;
 
+    /// Returns the input that the guest has not read.
+    fn unread_input(&self) -> Vec<u8>;
+
     /// Returns the event that the port signals when the guest has read all input.
     fn drain_event(&self) -> Arc<EventFd>;
 }
@@ -103,6 +106,10 @@ impl SerialPort for Serial {
     fn receive(&mut self, input: &[u8]) -> usize {
         // The call fails if the FIFO is full.
         self.port.enqueue_raw_bytes(input).unwrap_or(0)
+    }
+
+    fn unread_input(&self) -> Vec<u8> {
+        self.port.state().in_buffer
     }
 
     fn drain_event(&self) -> Arc<EventFd> {

@@ -21,14 +21,11 @@ use super::{
     seccomp::{ThreadRole, confine_optionally},
     terminal::{EscapeFilter, Terminal},
 };
-use crate::{
-    devices::{
-        console_input::{self, OverflowPolicy, PipeSink, SerialSink},
-        console_output::ConsoleOutput,
-        serial::SerialOutput,
-        virtio::console::Console,
-    },
-    scoped_thread::ScopedThread,
+use crate::devices::{
+    console_input::{ConsoleInput, InputConsole, OverflowPolicy, PipeSink},
+    console_output::ConsoleOutput,
+    serial::SerialOutput,
+    virtio::console::Console,
 };
 
 /// Starts the thread that writes console output to standard output.
@@ -95,7 +92,8 @@ impl<W: Write> Write for PatternMatcher<W> {
 pub struct ConsoleChannels {
     pub serial_output: SerialOutput,
     pub console: Option<Console>,
-    pub console_input: Option<PipeSink>,
+    /// The virtio console, if there is one.
+    pub input_console: Option<InputConsole>,
 }
 
 impl ConsoleChannels {
@@ -111,30 +109,31 @@ impl ConsoleChannels {
             Some((text, on_match)) => Box::new(PatternMatcher::new(output.clone(), text, on_match)),
         };
         if !virtio_console {
-            return Ok(Self { serial_output: terminal_output, console: None, console_input: None });
+            return Ok(Self { serial_output: terminal_output, console: None, input_console: None });
         }
         let serial_output = Box::new(output.clone());
         let console_output = mem::replace(&mut terminal_output, serial_output);
-        let (console_input, reader) = PipeSink::new()?;
-        let reader = OwnedFd::from(reader);
-        let console = Console::new(Some(reader), console_output, Some(output.clone()));
+        let (sink, reader) = PipeSink::new()?;
+        let of_device = OwnedFd::from(reader.try_clone()?);
+        let console = Console::new(Some(of_device), console_output, Some(output.clone()));
         Ok(Self {
             serial_output: terminal_output,
             console: Some(console),
-            console_input: Some(console_input),
+            input_console: Some(InputConsole::Virtio(sink, reader)),
         })
     }
 }
 
-/// Starts the thread that forwards standard input to the virtio console or the serial port. The
+/// Starts to forward `earlier` and then standard input to the virtio console or the serial port. The
 /// escape key signals `quit`; it is recognised on a terminal only.
 pub fn forward_stdin(
-    console: Option<PipeSink>,
+    console: Option<InputConsole>,
     serial: &SharedSerialPort,
+    earlier: Vec<u8>,
     terminal: Option<&Terminal>,
     quit: EventFd,
     mut confine: bool,
-) -> io::Result<ScopedThread> {
+) -> io::Result<ConsoleInput> {
     let input = io::stdin().as_fd().try_clone_to_owned()?;
     let overflow = match terminal {
         Some(_) => OverflowPolicy::Drop,
@@ -153,13 +152,8 @@ pub fn forward_stdin(
         }
         proceed
     };
-    match console {
-        Some(sink) => console_input::forward_input(sink, input, overflow, filter),
-        None => {
-            let sink = SerialSink::new(Arc::clone(serial));
-            console_input::forward_input(sink, input, overflow, filter)
-        }
-    }
+    let console = console.unwrap_or_else(|| InputConsole::Serial(Arc::clone(serial)));
+    ConsoleInput::start(console, earlier, input, overflow, filter)
 }
 
 #[cfg(test)]
@@ -186,7 +180,7 @@ mod tests {
             assert_eq!((unwritten, written.as_str()), (0, "login: "));
             assert_eq!(matches.try_recv().is_ok(), !virtio_console);
             assert_eq!(channels.console.is_some(), virtio_console);
-            assert_eq!(channels.console_input.is_some(), virtio_console);
+            assert_eq!(channels.input_console.is_some(), virtio_console);
         }
     }
 

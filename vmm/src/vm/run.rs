@@ -38,7 +38,7 @@ use super::{
 };
 use crate::{
     arch::guest,
-    devices::{BootTimer, console_input::PipeSink, console_output::ConsoleOutput},
+    devices::{BootTimer, console_input::InputConsole, console_output::ConsoleOutput},
     memory::{GuestMemory, on_demand::OnDemand},
     scoped_thread::ScopedThread,
 };
@@ -220,6 +220,8 @@ struct KeptState {
     balloon_target: Cell<Bytes>,
     /// Memory of the last boot, if the guest has reset itself.
     memory: Cell<Option<GuestMemory>>,
+    /// Bytes of a file or pipe that the guest of the last boot has not read from its console.
+    unread_input: Cell<Vec<u8>>,
 }
 
 /// Inputs of a boot. All except `boot_count` are the same for every boot.
@@ -253,15 +255,16 @@ impl RunContext<'_> {
         let table_bytes_before =
             self.collects_statistics.then(refreshed_stage2_table_bytes).flatten();
         let (sender, marks) = mpsc::sync_channel(MAX_MARKS);
-        let (mut vm, console_input) = self.build(start_time, &wake, &sender)?;
+        let (mut vm, input_console) = self.build(start_time, &wake, &sender)?;
         if let Some(balloon) = vm.balloon.as_ref().filter(|_| self.boot_count > 1) {
             balloon.set_target(self.kept.balloon_target.get());
         }
         let terminal = Terminal::enter_raw_mode()
             .map_err(failed("setting the terminal to raw mode failed"))?;
         let input = console_io::forward_stdin(
-            console_input,
+            input_console,
             &vm.serial,
+            self.kept.unread_input.take(),
             terminal.as_ref(),
             clone_event(&quit)?,
             self.options.is_sandboxed,
@@ -315,8 +318,12 @@ impl RunContext<'_> {
         self.write_order(&vm);
         written?;
         drop(controller);
-        drop(input);
         drop(vm);
+        let unread_input = input.finish();
+        // Keys are for the boot that its user sees.
+        if terminal.is_none() {
+            self.kept.unread_input.set(unread_input);
+        }
         drop(terminal);
         Ok(outcome)
     }
@@ -347,7 +354,7 @@ impl RunContext<'_> {
         start_time: Instant,
         wake: &EventFd,
         marks: &mpsc::SyncSender<(u8, Duration)>,
-    ) -> Result<(Vm, Option<PipeSink>), VmError> {
+    ) -> Result<(Vm, Option<InputConsole>), VmError> {
         let pattern = match &self.options.init_text {
             None => None,
             Some(text) => {
@@ -374,7 +381,7 @@ impl RunContext<'_> {
                 collects_statistics: self.collects_statistics,
             },
         )?;
-        Ok((vm, channels.console_input))
+        Ok((vm, channels.input_console))
     }
 
     /// Starts a thread that removes the control socket and ends the process when a signal arrives.

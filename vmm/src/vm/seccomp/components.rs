@@ -26,7 +26,7 @@ use crate::{
     arch::MEMORY_START,
     devices::{
         Serial,
-        console_input::PipeSink,
+        console_input::{InputConsole, PipeSink},
         console_output::ConsoleOutput,
         virtio::{
             balloon::Balloon,
@@ -148,11 +148,14 @@ fn run_console() {
     let serial = Arc::new(Mutex::new(serial));
     let quit = EventFd::new(libc::EFD_NONBLOCK).unwrap();
     let (sink, mut keys) = PipeSink::new().unwrap();
-    let input = console_io::forward_stdin(Some(sink), &(serial as _), None, quit, true).unwrap();
+    let console = InputConsole::Virtio(sink, keys.try_clone().unwrap());
+    let (serial, earlier) = (serial as _, Vec::new());
+    let input =
+        console_io::forward_stdin(Some(console), &serial, earlier, None, quit, true).unwrap();
     let mut line = [0; 4];
     keys.read_exact(&mut line).unwrap();
     assert_eq!(&line, b"key\n");
-    drop(input);
+    assert!(input.finish().is_empty());
 }
 
 /// Allocates private memory on a NUMA node and shared memory, clears it as after a reset of the guest, and
