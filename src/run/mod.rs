@@ -111,7 +111,8 @@ pub struct Args {
     /// timer marks it
     #[arg(long, value_name = "TEXT")]
     init_text: Option<String>,
-    /// Write statistics of each phase to this file, one JSON object for each boot
+    /// Write statistics of each phase to this file, one JSON object for each boot: the first 99 boots
+    /// and the last one
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
     /// Measure the time of vCPUs in stage-2 faults, for the statistics and the control socket;

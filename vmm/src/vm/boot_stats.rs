@@ -6,7 +6,9 @@
 //! [`Snapshot`] is taken at each boundary; a phase holds the differences of counters and the last
 //! value of gauges. The time for taking a snapshot counts toward the next phase.
 //!
-//! The file has one line for each boot, a JSON object that is written when the guest exits.
+//! The file has one line for each boot, a JSON object that is written when the guest exits. A guest may
+//! reset itself without end, so the file has the first boots and the last one, whose line replaces that of
+//! the boot before it. A pipe receives all lines.
 
 use std::{
     fs::File,
@@ -28,6 +30,9 @@ pub const FIRST_MINUTE: Duration = Duration::from_secs(60);
 
 /// Maximum number of boot timer marks that are recorded, or wait to be. The guest can write any number.
 pub const MAX_MARKS: usize = 64;
+
+/// Maximum number of boots in a file.
+const MAX_RECORDS: u32 = 100;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BootPhase {
@@ -98,6 +103,8 @@ struct BootRecord<'a> {
     schema: &'static str,
     host: &'a HostInfo,
     config: &'a VmConfig,
+    /// Number of the boot, counted from 1.
+    boot: u32,
     #[serde(rename = "ended")]
     outcome: &'static str,
     /// Values that the guest wrote to the boot timer, with their times in nanoseconds.
@@ -109,8 +116,10 @@ struct BootRecord<'a> {
 pub(super) struct StatsFile {
     pub(super) path: PathBuf,
     file: File,
-    /// Indicates that the file contains a boot of this run.
-    has_record: bool,
+    /// Number of boots of this run that were written.
+    written: u32,
+    /// Size of the records of the first boots, which are kept.
+    kept: u64,
     host: HostInfo,
 }
 
@@ -120,7 +129,8 @@ impl StatsFile {
         Ok(Self {
             path: path.to_owned(),
             file: File::options().create(true).append(true).open(path)?,
-            has_record: false,
+            written: 0,
+            kept: 0,
             host,
         })
     }
@@ -128,27 +138,37 @@ impl StatsFile {
     pub(super) fn write(
         &mut self,
         config: &VmConfig,
+        boot: u32,
         outcome: &'static str,
-        boot: &BootStats,
+        stats: &BootStats,
     ) -> io::Result<()> {
         let record = BootRecord {
             schema: SCHEMA,
             host: &self.host,
             config,
+            boot,
             outcome,
-            marks: &boot.marks,
-            phases: &boot.phases,
+            marks: &stats.marks,
+            phases: &stats.phases,
         };
         let mut line = serde_json::to_vec(&record)?;
         line.push(b'\n');
-        if !std::mem::replace(&mut self.has_record, true) {
-            self.file.set_len(0).or_else(|error| match error.kind() {
-                // A pipe or terminal cannot be truncated.
-                io::ErrorKind::InvalidInput => Ok(()),
-                _ => Err(error),
-            })?;
+        match self.written {
+            0 => self.truncate(0)?,
+            1..MAX_RECORDS => self.kept = self.file.metadata()?.len(),
+            // Another process may have shortened the file meanwhile.
+            MAX_RECORDS.. => self.truncate(self.kept.min(self.file.metadata()?.len()))?,
         }
+        self.written = self.written.saturating_add(1);
         (&self.file).write_all(&line)
+    }
+
+    fn truncate(&self, size: u64) -> io::Result<()> {
+        self.file.set_len(size).or_else(|error| match error.kind() {
+            // A pipe or terminal cannot be truncated.
+            io::ErrorKind::InvalidInput => Ok(()),
+            _ => Err(error),
+        })
     }
 }
 
@@ -158,6 +178,8 @@ fn nanoseconds(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::fd::AsRawFd as _, thread};
+
     use super::*;
 
     fn snapshot(faults: u64, small: u64) -> Snapshot {
@@ -193,6 +215,48 @@ mod tests {
             ("boot", 295_000_000, 700, 1 << 20),
             ("first-minute", 100_000_000, 200, 2 << 20),
         ]));
+    }
+
+    fn write_boots(path: &Path, boots: u32) {
+        let mut file = StatsFile::open(path, HostInfo::of_this_host().unwrap()).unwrap();
+        for boot in 1..=boots {
+            file.write(&VmConfig::default(), boot, "reset", &BootStats::default()).unwrap();
+        }
+    }
+
+    fn boots(lines: &str) -> Vec<u64> {
+        let boot = |line| serde_json::from_str::<serde_json::Value>(line).unwrap()["boot"].as_u64();
+        lines.lines().map(|line| boot(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_file_has_the_first_boots_and_the_last_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("stats");
+        let maximum = u64::from(MAX_RECORDS);
+
+        for (count, expected) in [
+            (250, (1..maximum).chain([250]).collect::<Vec<_>>()),
+            (MAX_RECORDS, (1..=maximum).collect()),
+            (2, vec![1, 2]),
+        ] {
+            write_boots(&path, count);
+
+            assert_eq!(boots(&fs::read_to_string(&path).unwrap()), expected, "of an earlier run");
+        }
+    }
+
+    #[test]
+    fn a_pipe_receives_all_boots() {
+        let (reader, writer) = io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        let reader = thread::spawn(move || io::read_to_string(reader).unwrap());
+
+        write_boots(Path::new(&path), 2 * MAX_RECORDS);
+        drop(writer);
+
+        let expected = 1..=2 * u64::from(MAX_RECORDS);
+        assert_eq!(boots(&reader.join().unwrap()), expected.collect::<Vec<_>>());
     }
 
     #[test]

@@ -428,7 +428,8 @@ impl RunContext<'_> {
         let Some(file) = stats_file else {
             return Ok(());
         };
-        let Err(error) = file.write(self.config, outcome.name(), &controller.boot_stats) else {
+        let stats = &controller.boot_stats;
+        let Err(error) = file.write(self.config, self.boot_count, outcome.name(), stats) else {
             return Ok(());
         };
         if *outcome != VmOutcome::Reset || !self.options.reboots_on_reset {

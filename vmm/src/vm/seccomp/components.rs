@@ -285,7 +285,9 @@ fn write_statistics(mut file: StatsFile) {
     };
     let mut boot = BootStats::default();
     boot.end_phase("boot", Instant::now().elapsed(), reader.read().unwrap());
-    file.write(&VmConfig::default(), "off", &boot).unwrap();
+    for number in [1, 2] {
+        file.write(&VmConfig::default(), number, "off", &boot).unwrap();
+    }
 }
 
 /// Calls the C library as log messages, locks and kicks do.
