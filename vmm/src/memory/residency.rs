@@ -76,8 +76,7 @@ impl Residency {
 
     fn parse_outside(text: &str, ranges: &[Range<HostVirtAddr>]) -> Bytes {
         let outside = |mapping: &_| !ranges.iter().any(|range| contains(range, mapping));
-        let fields =
-            smaps_fields(text).filter(|(mapping, name, _)| *name == "Rss" && outside(mapping));
+        let fields = smaps_fields(text, outside).filter(|(_, name, _)| *name == "Rss");
         Bytes(fields.map(|(_, _, bytes)| bytes).sum())
     }
 
@@ -85,8 +84,7 @@ impl Residency {
     fn parse(text: &str, range: Range<HostVirtAddr>) -> Result<Self, MemoryError> {
         let mut listed = 0;
         let (mut rss, mut huge, mut hugetlb, mut kernel_page_size) = (0, 0, 0, 0);
-        for (mapping, name, bytes) in smaps_fields(text).filter(|field| contains(&range, &field.0))
-        {
+        for (mapping, name, bytes) in smaps_fields(text, |mapping| contains(&range, mapping)) {
             match name {
                 "KernelPageSize" => {
                     listed += mapping.end.0 - mapping.start.0;
@@ -121,16 +119,22 @@ fn contains(range: &Range<HostVirtAddr>, mapping: &Range<HostVirtAddr>) -> bool 
     range.start <= mapping.start && mapping.end <= range.end
 }
 
-/// Returns mapping, name and bytes of each field in an smaps text.
-fn smaps_fields(text: &str) -> impl Iterator<Item = (Range<HostVirtAddr>, &str, u64)> {
-    let mut mapping = HostVirtAddr(0)..HostVirtAddr(0);
+/// Returns mapping, name and bytes of each field of the mappings in an smaps text that `selects` is true
+/// for. The fields of other mappings, which are most of the text, are not parsed.
+fn smaps_fields(
+    text: &str,
+    selects: impl Fn(&Range<HostVirtAddr>) -> bool,
+) -> impl Iterator<Item = (Range<HostVirtAddr>, &str, u64)> {
+    let mut mapping = None;
     text.lines().filter_map(move |line| {
-        if let Some(range) = parse_head_line(line) {
-            mapping = range;
+        // Names of fields start with a capital letter, and addresses have small ones.
+        if !line.starts_with(|first: char| first.is_ascii_uppercase()) {
+            mapping = parse_head_line(line).filter(&selects);
             return None;
         }
-        let (name, bytes) = parse_field(line)?;
-        Some((mapping.clone(), name, bytes))
+        let mapping = mapping.clone()?;
+        let (name, value) = line.split_once(':')?;
+        Some((mapping, name, parse_kib(value)?))
     })
 }
 
@@ -144,14 +148,14 @@ fn parse_head_line(line: &str) -> Option<Range<HostVirtAddr>> {
 
 /// Returns the field `name` of a text with lines `NAME: NUMBER kB`.
 pub fn kib_field(text: &str, name: &str) -> Option<Bytes> {
-    text.lines().filter_map(parse_field).find(|field| field.0 == name).map(|field| Bytes(field.1))
+    let value = |line: &str| parse_kib(line.strip_prefix(name)?.strip_prefix(':')?);
+    text.lines().find_map(value).map(Bytes)
 }
 
-/// Parses the name and the bytes of a field.
-fn parse_field(line: &str) -> Option<(&str, u64)> {
-    let (name, value) = line.split_once(':')?;
-    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some((name, kib << 10))
+/// Parses the value of a field. Returns it in bytes.
+fn parse_kib(value: &str) -> Option<u64> {
+    let kib: u64 = value.strip_suffix(" kB")?.trim_start().parse().ok()?;
+    Some(kib << 10)
 }
 
 #[cfg(test)]
