@@ -410,7 +410,10 @@ fn change(before: u64, after: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::{options::tests::options, *};
-    use crate::host::{job::KERNEL_TEST_PATH, program::tests::arm64_program};
+    use crate::{
+        host::{job::KERNEL_TEST_PATH, program::tests::arm64_program},
+        jobs::work::Work,
+    };
 
     #[test]
     fn a_bisection_measures_the_given_page_table_test() {
@@ -426,7 +429,7 @@ mod tests {
 
         let jobs = plan_jobs(context, &options, common).unwrap();
 
-        assert_eq!(jobs[0].kernel_test, Some(test));
+        assert_eq!(jobs[0].work, Work::KernelTest(test));
         assert_eq!((jobs.len(), jobs[0].job.argv[0].as_str()), (1, KERNEL_TEST_PATH));
     }
 }

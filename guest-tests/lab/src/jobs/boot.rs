@@ -4,17 +4,17 @@
 
 use std::ops::Range;
 
-use granule_types::{backing::Backing, units::Bytes};
+use granule_types::backing::Backing;
 
 use crate::{
     command::CommandError,
-    host::job::OwnWork,
     jobs::{
         guest::LinuxGuest,
-        planned_job::{Host, HugePagePools, MeasuredBoot, PlannedJob, memory_and_pools, run_guest},
+        planned_job::{Host, HugePagePools, PlannedJob, memory_and_pools, run_guest},
+        work::{GuestPurpose, GuestVm, MeasuredBoot, Work},
     },
     kernel::{Kernel, image::PAGING_FUNCTION},
-    options::{BootMatrix, Rodata},
+    options::BootMatrix,
 };
 
 /// Function of `KVM_RUN`, whose first call ends the start of a VMM.
@@ -43,9 +43,10 @@ pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
     for &rodata in &matrix.rodata {
         for &memory in &matrix.memory {
             let memory = matrix.round_memory(host.page_size, memory);
+            let measured = MeasuredBoot { memory, rodata };
             let mut job = match matrix.guest {
-                None => boot(host, memory, rodata, matrix.tlb.is_some()),
-                Some(backing) => guest_boot(host, backing, memory, rodata),
+                None => boot(host, measured, matrix.tlb.is_some()),
+                Some(backing) => guest_boot(host, backing, measured),
             };
             job.machine.omit_turns_of_one_cpu();
             job.kernel_parameters = format!("{} {}", rodata.parameters(), job.kernel_parameters);
@@ -54,33 +55,32 @@ pub fn jobs(host: Host<'_>, matrix: &BootMatrix) -> Vec<PlannedJob> {
                 // The guest is a load; without one, PID 1 has loads.
                 job.job.has_unmarked_program = matrix.guest.is_some();
             }
-            job.boot = Some(MeasuredBoot { memory, rodata, guest: matrix.guest });
             jobs.push(job);
         }
     }
     jobs
 }
 
-fn boot(host: Host<'_>, memory: Bytes, rodata: Rodata, loads_page_cache: bool) -> PlannedJob {
+fn boot(host: Host<'_>, boot: MeasuredBoot, loads_page_cache: bool) -> PlannedJob {
+    let MeasuredBoot { memory, rodata } = boot;
     let name = format!("boot-{memory}-rodata-{rodata}");
-    let mut planned = PlannedJob::new(host, name, (1, memory), Vec::new(), HugePagePools::new());
+    let work = (Work::Boot { boot, loads_page_cache }, Vec::new());
+    let mut planned = PlannedJob::new(host, name, (1, memory), work, HugePagePools::new());
     planned.machine.is_sparse = true;
-    planned.job.own_work = Some(OwnWork::ReportTables { loads_page_cache });
-    planned.job.has_unmarked_program = false;
     planned
 }
 
 /// Returns the job that boots a guest on a host with one CPU, so that no other CPU adds to the
 /// counts.
-fn guest_boot(host: Host<'_>, backing: Backing, memory: Bytes, rodata: Rodata) -> PlannedJob {
-    let guest = LinuxGuest::with_kernel_tables(rodata);
+fn guest_boot(host: Host<'_>, backing: Backing, boot: MeasuredBoot) -> PlannedJob {
+    let MeasuredBoot { memory, rodata } = boot;
+    let vm = (LinuxGuest::with_kernel_tables(rodata), GuestPurpose::KernelTables(boot));
     let (memory, pools) = memory_and_pools(host, backing, memory);
-    let mut planned = run_guest(host, guest, (backing, memory, 1, 0), pools, &[]);
+    let mut planned = run_guest(host, vm, (backing, memory, 1, 0), pools, &[]);
     planned.name = format!("guest-{backing}-{memory}-rodata-{rodata}");
     if host.options.smp.is_none() {
         planned.machine.cpus = 1;
     }
-    planned.job.has_unmarked_program = false;
     planned
 }
 
@@ -91,14 +91,15 @@ fn guest_boot(host: Host<'_>, backing: Backing, memory: Bytes, rodata: Rodata) -
 /// # Errors
 /// The kernel has no `System.map`, or lacks a function, except for a user's VMM.
 pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, CommandError> {
-    if job.vmm.is_some() {
+    if job.work.vmm().is_some() {
         // A kernel without a `System.map` leaves the column empty.
         let entry = kernel.required_function(FIRST_RUN_FUNCTION);
         let span = entry.map_or_else(|_| String::new(), |at| format!(",span=KVM_RUN:{at:x}"));
         return Ok(span + &interval(kernel, job));
     }
-    if job.boot.is_none() {
-        let of_guest = job.guest.as_ref().and_then(|guest| guest.paging_function);
+    let vm = job.work.guest();
+    if job.work.measured_boot().is_none() {
+        let of_guest = vm.and_then(|vm| vm.guest.paging_function);
         let span = |address| format!(",span={PAGING_FUNCTION}:{address:x}");
         return Ok(of_guest.map_or_else(String::new, span) + &interval(kernel, job));
     }
@@ -108,7 +109,7 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
         let Range { start, end } = kernel.linear_map()?;
         arguments += &format!(",linear={start:x}:{end:x}");
     }
-    if job.machine.tlb.is_some() && job.guest.is_some() {
+    if job.machine.tlb.is_some() && vm.is_some() {
         let [entry, exit] = GUEST_FUNCTIONS.map(|name| kernel.required_function(name));
         arguments += &format!(",guest={:x}:{:x}", entry?, exit?);
     }
@@ -120,10 +121,11 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
 /// leaves it out.
 fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
     let measures_faults = job.job.argv.iter().any(|word| word == "--fault-stalls");
-    let (name, functions, scope) = match job.guest_vcpus {
+    let (name, functions, scope) = match job.work.guest() {
+        Some(GuestVm { vcpus: 2.., .. }) | None => return String::new(),
         // `granule run` measures the time of a fault, which passes on all CPUs.
-        1 if measures_faults => (FAULT_STALLS, FAULT_FUNCTIONS, ""),
-        1 if job.program.is_none() => {
+        Some(_) if measures_faults => (FAULT_STALLS, FAULT_FUNCTIONS, ""),
+        Some(vm) if !matches!(vm.purpose, GuestPurpose::Program(_)) => {
             // An entry into the guest is not cancelled. Threads of the VMM run on other CPUs meanwhile.
             let [entry, exit] = GUEST_FUNCTIONS;
             (GUEST_ENTRIES, [entry, exit, exit], ":cpu")
@@ -140,8 +142,11 @@ fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
 
 #[cfg(test)]
 mod tests {
+    use granule_types::units::Bytes;
+
     use super::*;
     use crate::{
+        host::job::OwnWork,
         jobs::matrix::{self, tests::options},
         values::PageSize,
     };
@@ -166,7 +171,7 @@ mod tests {
         assert!(last.machine.process_memory() < Bytes::gib(16));
         assert!(last.kernel_parameters.contains("rodata=on"));
         let work = OwnWork::ReportTables { loads_page_cache: false };
-        assert_eq!((&last.job.own_work, last.guest.is_none()), (&Some(work), true));
+        assert_eq!((&last.job.own_work, last.work.guest()), (&Some(work), None));
     }
 
     #[test]
@@ -242,7 +247,7 @@ mod tests {
 
         let job = matrix::jobs(&options, PageSize::Kib4, &[]).remove(0);
 
-        assert_eq!(job.boot.unwrap().memory, Bytes::gib(1));
+        assert_eq!(job.work.measured_boot().unwrap().memory, Bytes::gib(1));
         assert!(job.name.contains("-1G-"), "{}", job.name);
     }
 

@@ -30,8 +30,6 @@ pub struct LinuxGuest {
     pub paging_function: Option<u64>,
     /// Arguments of `granule run` that depend on the guest.
     pub arguments: Vec<String>,
-    /// Indicates that PID 1 reports the page tables of its kernel instead of checking the guest.
-    pub reports_kernel_tables: bool,
     /// Script for the guest's console. The guest echoes input, so no line may contain the next
     /// expected text.
     pub script: Vec<Exchange>,
@@ -58,7 +56,6 @@ impl LinuxGuest {
                 "--init-text",
                 guest_init::INIT_STARTED,
             ]),
-            reports_kernel_tables: false,
             script: Vec::new(),
         }
     }
@@ -76,7 +73,6 @@ impl LinuxGuest {
         let command_line = format!("{COMMAND_LINE} {}", rodata.parameters());
         Self {
             arguments: arguments(&["--serial", "pl011", "--cmdline", &command_line]),
-            reports_kernel_tables: true,
             ..Self::with_host_kernel()
         }
     }
@@ -99,7 +95,6 @@ impl LinuxGuest {
                 "--cmdline",
                 "console=ttyS0 root=/dev/vda rw nokaslr norandmaps panic=-1",
             ]),
-            reports_kernel_tables: false,
             script: vec![
                 Exchange::new("login: ", "root"),
                 Exchange::new("~# ", &format!("echo '{works},' vcpus $(nproc),")),

@@ -15,6 +15,7 @@ use crate::{
             Host, HugePagePools, host_memory, memory_and_pools, run_guest, sysfs_settings,
         },
         program_run::ProgramRun,
+        work::{GuestPurpose, Work},
         zap,
     },
     kernel::selftests::Invocation,
@@ -125,12 +126,11 @@ fn page_table_test(
     }
     let name = format!("{backing}-{memory}-{vcpus}v-seed{seed}");
     let machine = (vcpus.max(2), host_memory(memory, &pools));
-    let mut planned = PlannedJob::new(host, name, machine, argv, pools);
+    let work = program.map_or(Work::Bench, |(path, _)| Work::KernelTest(path.clone()));
+    let mut planned = PlannedJob::new(host, name, machine, (work, argv), pools);
     planned.job.settings =
         sysfs_settings(host.page_size, backing, is_kernel_test || matrix.huge_zero_page);
     planned.job.seed = seed;
-    planned.job.has_unmarked_program = is_kernel_test;
-    planned.kernel_test = program.map(|(path, _)| path.clone());
     planned
 }
 
@@ -140,9 +140,9 @@ fn host_program(host: Host<'_>, matrix: &ProgramMatrix, cpus: u32, seed: u64) ->
     let argv = run.argv.clone();
     let name = format!("{}-{cpus}cpu-seed{seed}", run.name());
     let memory = Bytes(GIB + run.program.initramfs_memory().0);
-    let mut planned = PlannedJob::new(host, name, (cpus, memory), argv, HugePagePools::new());
+    let (work, pools) = (Work::Program(run), HugePagePools::new());
+    let mut planned = PlannedJob::new(host, name, (cpus, memory), (work, argv), pools);
     planned.job.seed = seed;
-    planned.program = Some(run);
     planned
 }
 
@@ -161,13 +161,11 @@ fn guest_program(
     });
     let (memory, pools) = memory_and_pools(host, backing, size);
     let run = ProgramRun::in_guest(matrix, backing, memory, vcpus, seed);
-    let mut planned =
-        run_guest(host, guest, (backing, memory, vcpus, seed), pools, &matrix.run_arg);
-    planned.name = format!("{}-{}", run.name(), planned.name);
-    planned.machine.memory.0 += run.program.initramfs_memory().0;
-    // The guest's PID 1 marks the program, so that its boot is not counted.
-    planned.job.has_unmarked_program = false;
-    planned.program = Some(run);
+    let (name, initramfs) = (run.name(), run.program.initramfs_memory());
+    let vm = (guest, GuestPurpose::Program(run));
+    let mut planned = run_guest(host, vm, (backing, memory, vcpus, seed), pools, &matrix.run_arg);
+    planned.name = format!("{name}-{}", planned.name);
+    planned.machine.memory.0 += initramfs.0;
     planned
 }
 
@@ -184,12 +182,16 @@ fn guest_boot(
     let (memory, pools) = memory_and_pools(host, backing, size);
     let statistics = ["--stats".to_owned(), RESULTS_PATH.to_owned()];
     let arguments = [&statistics, matrix.run_arg.as_slice()].concat();
-    let mut planned = run_guest(host, guest, (backing, memory, vcpus, seed), pools, &arguments);
+    let purpose = match &matrix.vmm {
+        Some(vmm) => GuestPurpose::UserVmm(vmm.program.clone()),
+        None => GuestPurpose::Checks,
+    };
+    let vm = (guest, purpose);
+    let mut planned = run_guest(host, vm, (backing, memory, vcpus, seed), pools, &arguments);
     if let Some(vmm) = &matrix.vmm {
         planned.job.argv =
             vmm.argv((LinuxGuest::IMAGE_PATH, LinuxGuest::INITRD_PATH), vcpus, memory);
         planned.machine.memory.0 += vmm.program.initramfs_memory().0;
-        planned.vmm = Some(vmm.program.clone());
     }
     planned
 }
@@ -202,9 +204,8 @@ fn selftest(host: Host<'_>, program: &Path, arguments: &[String]) -> PlannedJob 
         pools.insert(GIB, 1);
     }
     let argv = [&[KERNEL_TEST_PATH.to_owned()], arguments].concat();
-    let mut planned = PlannedJob::new(host, name, (SELFTEST_CPUS, Bytes::gib(5)), argv, pools);
-    planned.kernel_test = Some(program.to_owned());
-    planned
+    let work = Work::KernelTest(program.to_owned());
+    PlannedJob::new(host, name, (SELFTEST_CPUS, Bytes::gib(5)), (work, argv), pools)
 }
 
 #[cfg(test)]
@@ -347,7 +348,7 @@ pub mod tests {
         assert_eq!(jobs[1].job.argv[0], KERNEL_TEST_PATH);
         assert!(!jobs[1].job.argv.contains(&"--seed".to_owned()));
         assert_eq!(jobs[1].job.seed, 1);
-        assert!(jobs[1].kernel_test.is_some());
+        assert_eq!(jobs[1].work, Work::KernelTest("/x/kvm_page_table_test".into()));
     }
 
     #[test]
@@ -376,7 +377,8 @@ pub mod tests {
         assert_eq!(names(&jobs), expected);
         assert_eq!(jobs[2].job.pools, [(1 << 30, 1)].into());
         assert!(jobs[2].job.argv.contains(&"1G,backing=anonymous_hugetlb_1gb".to_owned()));
-        assert!(jobs.iter().all(|job| job.guest == Some(LinuxGuest::with_host_kernel())));
+        let guest = LinuxGuest::with_host_kernel();
+        assert!(jobs.iter().all(|job| job.work.guest().unwrap().guest == guest));
     }
 
     #[test]

@@ -29,6 +29,7 @@ use crate::{
         counts::{self, CountError, SegmentLine},
         matrix::PlannedJob,
         program_run::ProgramRun,
+        work::Work,
     },
     options::Rodata,
 };
@@ -91,11 +92,11 @@ pub struct JobOutcome {
 impl JobOutcome {
     /// Returns the records of the test, with the counts of each phase.
     pub fn records(&self, job: &PlannedJob) -> Result<Vec<Record>, JobError> {
-        if let Some(run) = &job.program {
+        if let Some(run) = job.work.program() {
             return self.program_records(run);
         }
         let ns = self.passed_duration()?;
-        if !job.job.has_unmarked_program {
+        if !matches!(job.work, Work::KernelTest(_)) {
             let mut records = read_records(&self.report.results).map_err(JobError::Results)?;
             counts::merge_counts(&self.segments, &mut records)?;
             return Ok(records);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A job: one boot, and the resources that it requires in the emulated host.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::collections::BTreeMap;
 
 use granule_types::{
     backing::Backing,
@@ -9,14 +9,12 @@ use granule_types::{
 };
 
 use crate::{
-    host::{
-        emulator::EmulatedMachine,
-        job::{Job, OwnWork},
-        program::Program,
-        zap::Zap,
+    host::{emulator::EmulatedMachine, job::Job},
+    jobs::{
+        guest::LinuxGuest,
+        work::{GuestPurpose, GuestVm, Work},
     },
-    jobs::{guest::LinuxGuest, program_run::ProgramRun},
-    options::{HostOptions, Rodata},
+    options::HostOptions,
     values::PageSize,
 };
 
@@ -33,18 +31,7 @@ pub struct PlannedJob {
     /// Additional kernel parameters.
     pub kernel_parameters: String,
     pub job: Job,
-    /// Program of the kernel tree to add to the initramfs.
-    pub kernel_test: Option<PathBuf>,
-    /// Guest to add to the initramfs.
-    pub guest: Option<LinuxGuest>,
-    /// vCPUs of the guest.
-    pub guest_vcpus: u32,
-    /// User's VMM that boots the guest, to add to the initramfs of the host.
-    pub vmm: Option<Program>,
-    /// User's program to add to the initramfs of the host or of the guest.
-    pub program: Option<ProgramRun>,
-    /// Measurement of the page tables that the kernel builds when it boots.
-    pub boot: Option<MeasuredBoot>,
+    pub work: Work,
 }
 
 /// Number of huge pages to reserve, by page size in bytes.
@@ -57,27 +44,10 @@ pub struct Host<'a> {
     pub page_size: PageSize,
 }
 
-/// Configuration of a boot whose page tables are measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MeasuredBoot {
-    pub memory: Bytes,
-    pub rodata: Rodata,
-    /// Backing of the guest that is measured; `None` for the host.
-    pub guest: Option<Backing>,
-}
-
 impl PlannedJob {
     /// Returns the name that jobs of similar duration share: all but the seed.
     pub fn cost_class(&self) -> &str {
         self.name.rsplit_once("-seed").map_or(&self.name, |(class, _)| class)
-    }
-
-    /// Returns the removal of memory that the job measures.
-    pub fn zap(&self) -> Option<Zap> {
-        match self.job.own_work {
-            Some(OwnWork::Zap(zap)) => Some(zap),
-            _ => None,
-        }
     }
 
     /// Returns a job without settings. `cpus` and `memory` apply unless `host` sets them.
@@ -85,7 +55,7 @@ impl PlannedJob {
         host: Host<'_>,
         name: String,
         (cpus, memory): (u32, Bytes),
-        argv: Vec<String>,
+        (work, argv): (Work, Vec<String>),
         pools: HugePagePools,
     ) -> Self {
         Self {
@@ -101,17 +71,12 @@ impl PlannedJob {
                 pools,
                 settings: BTreeMap::new(),
                 seed: 0,
-                has_unmarked_program: true,
-                own_work: None,
+                has_unmarked_program: work.has_unmarked_program(),
+                own_work: work.own_work(),
                 expect: Vec::new(),
                 deadline_seconds: DEADLINE_SECONDS,
             },
-            kernel_test: None,
-            guest: None,
-            guest_vcpus: 0,
-            vmm: None,
-            program: None,
-            boot: None,
+            work,
         }
     }
 }
@@ -135,7 +100,7 @@ pub fn machine(host: &HostOptions, cpus: u32, memory: Bytes) -> EmulatedMachine 
 /// Returns the job that boots a guest with `granule run`.
 pub fn run_guest(
     host: Host<'_>,
-    guest: LinuxGuest,
+    (guest, purpose): (LinuxGuest, GuestPurpose),
     (backing, memory, vcpus, seed): (Backing, Bytes, u32, u64),
     pools: HugePagePools,
     arguments: &[String],
@@ -152,12 +117,12 @@ pub fn run_guest(
     let name = format!("guest-{backing}-{memory}-{vcpus}v-seed{seed}");
     let host_memory = Bytes(host_memory(memory, &pools).0 + guest.memory_of_files().0);
     let machine = (vcpus.max(2), host_memory);
-    let mut planned = PlannedJob::new(host, name, machine, argv.collect(), pools);
+    let (argv, script) = (argv.collect(), guest.script.clone());
+    let work = Work::Guest(GuestVm { guest, vcpus, backing, purpose });
+    let mut planned = PlannedJob::new(host, name, machine, (work, argv), pools);
     planned.job.settings = sysfs_settings(host.page_size, backing, false);
     planned.job.seed = seed;
-    planned.job.expect = guest.script.clone();
-    planned.guest = Some(guest);
-    planned.guest_vcpus = vcpus;
+    planned.job.expect = script;
     planned
 }
 

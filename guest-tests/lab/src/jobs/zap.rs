@@ -4,8 +4,11 @@
 use granule_types::units::Bytes;
 
 use crate::{
-    host::{job::OwnWork, zap::Zap},
-    jobs::planned_job::{Host, HugePagePools, PlannedJob, host_memory},
+    host::zap::Zap,
+    jobs::{
+        planned_job::{Host, HugePagePools, PlannedJob, host_memory},
+        work::Work,
+    },
     options::ZapMatrix,
 };
 
@@ -23,15 +26,15 @@ fn job(host: Host<'_>, zap: Zap) -> PlannedJob {
     let name = format!("{}-{}-order-{}", zap.call, zap.size, zap.order);
     let pools = HugePagePools::new();
     let memory = host_memory(zap.size, &pools);
-    let mut planned = PlannedJob::new(host, name, (1, memory), Vec::new(), pools);
+    let work = (Work::Zap(zap), Vec::new());
+    let mut planned = PlannedJob::new(host, name, (1, memory), work, pools);
     planned.machine.omit_turns_of_one_cpu();
-    planned.job.has_unmarked_program = false;
-    planned.job.own_work = Some(OwnWork::Zap(zap));
     planned
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::{
         host::zap::ZapCall,
         jobs::matrix::{self, tests::options},
@@ -52,8 +55,8 @@ mod tests {
             "dontneed-page-256M-order-9",
         ];
         assert_eq!(names, expected);
-        let zap = jobs[3].zap().unwrap();
-        assert_eq!((zap.order, zap.call), (9, ZapCall::DontneedPage));
+        let (call, size) = (ZapCall::DontneedPage, Bytes::mib(256));
+        assert_eq!(jobs[3].work, Work::Zap(Zap { call, order: 9, size }));
         assert_eq!((jobs[3].machine.cpus, jobs[3].machine.quantum), (1, None));
     }
 
@@ -61,10 +64,11 @@ mod tests {
     fn the_default_orders_follow_the_page_size() {
         let orders = |page_size| {
             let jobs = matrix::jobs(&options("zap --call munmap"), page_size, &[]);
-            jobs.iter().map(|job| job.zap().unwrap().order).collect::<Vec<_>>()
+            let order = |job: &PlannedJob| job.name.rsplit('-').next().unwrap().to_owned();
+            jobs.iter().map(order).collect::<Vec<_>>()
         };
 
-        assert_eq!(orders(PageSize::Kib4), [0, 9]);
-        assert_eq!(orders(PageSize::Kib64), [0, 13]);
+        assert_eq!(orders(PageSize::Kib4), ["0", "9"]);
+        assert_eq!(orders(PageSize::Kib64), ["0", "13"]);
     }
 }

@@ -154,12 +154,13 @@ impl BootFigures {
         if !outcome.report.stdout.contains(guest_init::CHECKS_PASSED) {
             return Err(failed("printed no report of the guest's PID 1"));
         }
-        let vcpus = format!("vcpus {}", job.guest_vcpus);
+        let Some(vm) = job.work.guest() else { return Err(failed("boots no guest")) };
+        let vcpus = format!("vcpus {}", vm.vcpus);
         if !outcome.report.stdout.contains(&format!("{vcpus},")) {
             return Err(failed(&format!("printed no report of a guest with {vcpus}")));
         }
         let lookups = lookups_of_plain_kernel(outcome);
-        if job.vmm.is_some() {
+        if job.work.vmm().is_some() {
             return Ok(Self::from_counts(&outcome.segments, lookups));
         }
         let statistics: BootStatistics =
@@ -169,7 +170,7 @@ impl BootFigures {
         }
         statistics
             .check_stalls()
-            .and_then(|()| statistics.check_lookups(lookups, job.guest_vcpus))
+            .and_then(|()| statistics.check_lookups(lookups, vm.vcpus))
             .and_then(|()| check_stall_times(&statistics, outcome))
             .map_err(|reason| failed(&reason))?;
         Self::from_statistics(&statistics, &outcome.segments)

@@ -122,7 +122,7 @@ impl Columns {
     /// Returns a row for each kernel and value of `rodata` with two sizes of memory.
     fn slopes(&self, run: RunInfo<'_>, boots: &Boots) -> Vec<Vec<String>> {
         let values: BTreeSet<_> =
-            run.jobs.iter().filter_map(|job| Some(job.boot?.rodata)).collect();
+            run.jobs.iter().filter_map(|job| Some(job.work.measured_boot()?.rodata)).collect();
         let mut rows = Vec::new();
         for rodata in values {
             for (index, kernel) in run.kernels.iter().enumerate() {

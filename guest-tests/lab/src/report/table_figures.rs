@@ -16,7 +16,7 @@ use crate::{
         counts::{CountError, SegmentLine},
         matrix::PlannedJob,
         outcome::{JobError, JobOutcome},
-        planned_job::MeasuredBoot,
+        work::MeasuredBoot,
     },
     kernel::image::PAGING_FUNCTION,
     options::Rodata,
@@ -74,9 +74,10 @@ impl BootRecord {
         costs: Option<&CostTable>,
     ) -> Result<Self, JobError> {
         outcome.passed_duration()?;
-        let Some(MeasuredBoot { memory, rodata, guest }) = job.boot else {
+        let Some(MeasuredBoot { memory, rodata }) = job.work.measured_boot() else {
             return Err(outcome.test_error("measures no boot".to_owned()));
         };
+        let guest = job.work.guest().map(|vm| vm.backing);
         let tables = match guest {
             None => serde_json::from_str(&outcome.report.results).map_err(JobError::Statistics)?,
             Some(_) => guest_init::reported_tables(&outcome.report.stdout).ok_or_else(|| {

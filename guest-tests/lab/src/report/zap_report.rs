@@ -16,6 +16,7 @@ use crate::{
         matrix::PlannedJob,
         outcome::{JobError, JobOutcome},
         run_directory::RunDirectory,
+        work::Work,
     },
     report::{
         RunInfo, RunStatus,
@@ -59,7 +60,7 @@ struct ZapRecord {
 impl ZapRecord {
     fn from_outcome(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
         outcome.passed_duration()?;
-        let Some(zap) = job.zap() else {
+        let Work::Zap(zap) = job.work else {
             return Err(outcome.test_error("removes no memory".to_owned()));
         };
         Ok(Self {
@@ -129,11 +130,12 @@ mod tests {
         let jobs = &matrix::jobs(&options("zap --order 9 --call dontneed"), PageSize::Kib4, &[]);
         let kernels = ["base", "series"].map(|name| Kernel::placeholder(name.into(), "I".into()));
         let run = RunInfo { kernels: &kernels, jobs, emulator: "QEMU 7.2" };
+        let Work::Zap(zap) = jobs[0].work else { panic!("{:?}", jobs[0]) };
         let counters = [("instructions", 12_345), ("TLBI VALE1IS", 6), ("TLBI RVAE1IS", 4)];
         let record = ZapRecord {
             schema: SCHEMA,
             host: HostInfo::default(),
-            zap: jobs[0].zap().unwrap(),
+            zap,
             counters: counters.map(|(name, count)| (name.to_owned(), count)).into(),
         };
 

@@ -13,41 +13,48 @@
 //! | `stdout`, `stderr`, `raw.jsonl` | output and results of the test |
 //! | `defects.jsonl`, `trace.gz` | findings of a checked job, and its trace if it is kept |
 //! | `outcome.json` | written last: the job ended |
+//!
+//! ```text
+//! mod ─┬─ inputs            hashes of the inputs, job.json, facts.json
+//!      ├─ emulator_command  command of the emulator and its plugin
+//!      ├─ archive           contents of the initramfs
+//!      └─ collect           outcome of the boot
+//! ```
+
+mod archive;
+mod collect;
+mod emulator_command;
+mod inputs;
 
 use std::{
-    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use granule_types::{host::HostFacts, units::Bytes};
+use granule_types::units::Bytes;
 
+use self::archive::guest_text;
 use crate::{
-    command::{Command, CommandError, log_tail},
+    command::CommandError,
     error::LabError,
     host::{
-        emulator::{self, kernel_command_line, path_option},
-        guest_init,
+        emulator,
         hold::{GdbSocket, HoldError, ResolvedHold},
-        initramfs::{self, ArchiveEntry},
-        job::{FACTS_PATH, JOB_PATH, KERNEL_TEST_PATH, receive_report},
-        program::Program,
+        initramfs,
     },
     jobs::{
         JobResult, boot,
-        counts::{CountError, check_waits, read_segments},
-        guest::LinuxGuest,
         matrix::{self, PlannedJob},
         observed_kernel::ObservedKernel,
-        outcome::{JobError, JobOutcome, find_oops, find_splat, find_unknown_parameter},
+        outcome::{JobError, JobOutcome},
         outcome_file::{Failure, OutcomeFile},
         run_directory::RunDirectory,
     },
     kernel::{Kernel, image::function_address},
     observing_emulator::find_observing_emulator,
-    options::{CheckOptions, CommonOptions, DEFAULT_QEMU, DefaultPrograms, Paths, Rodata},
-    shell::{self, FileHashes, Shell, sha256},
+    options::{CheckOptions, CommonOptions, DEFAULT_QEMU, DefaultPrograms, Paths},
+    shell::{self, FileHashes, Shell},
 };
 
 const CONSOLE_FILE: &str = "console.log";
@@ -171,8 +178,9 @@ impl Executor {
         }
         let (job_text, facts_text) = self.texts(kernel, job)?;
         let archive = directory.join(INITRAMFS_FILE);
-        let guest_text = guest_text(job)?;
-        let contents = self.initramfs_contents(kernel, job, &job_text, &facts_text, &guest_text);
+        let guest_text = guest_text(&job.work)?;
+        let texts = (job_text.as_str(), facts_text.as_str());
+        let contents = self.initramfs_contents(kernel, job, texts, &guest_text);
         if shell.is_dry_run() {
             initramfs::print_commands(shell, &contents, &directory.join("initramfs"), &archive)?;
             shell.run(&command)?;
@@ -224,197 +232,6 @@ impl Executor {
             Some(Failure::Skipped) => None,
         }))
     }
-
-    /// Returns the hash of everything that the results of a job depend on.
-    pub fn inputs(&self, kernel: &Kernel, job: &PlannedJob) -> Result<String, CommandError> {
-        let (job_text, facts_text) = self.texts(kernel, job)?;
-        let plugin = job.machine.plugin_option(Path::new(""), Path::new(""));
-        let text = format!(
-            "{job_text}\n{facts_text}\n{:?}\n{:?}\n{plugin}\n{:?}\n{}\n{}",
-            self.job_inputs(job)?,
-            job.program,
-            kernel.functions,
-            job.kernel_parameters,
-            self.fails_on_splat
-        );
-        let text = match &self.check {
-            // The findings depend on the checker, which is in this program. The link refers to it
-            // even after it was rebuilt.
-            Some(check) => {
-                let program = Path::new("/proc/self/exe");
-                format!("{text}\n{check:?} {}", self.hashes.sha256(program)?)
-            }
-            None => text,
-        };
-        let measured = job.guest.as_ref().and_then(|guest| guest.paging_function);
-        let text = measured.map_or_else(|| text.clone(), |address| format!("{text}\n{address:x}"));
-        Ok(sha256(text.as_bytes()))
-    }
-
-    /// Returns the SHA-256 of each input of a job, except for the kernel; `None` for a missing file.
-    pub fn job_inputs(
-        &self,
-        job: &PlannedJob,
-    ) -> Result<BTreeMap<String, Option<String>>, CommandError> {
-        let text = serde_json::to_string(&job.job).map_err(unserializable)?;
-        let mut inputs = BTreeMap::from([("job".to_owned(), Some(sha256(text.as_bytes())))]);
-        let guest = job.guest.iter().flat_map(|guest| &guest.files);
-        let files = [("init", &self.init), ("plugin", &self.plugin)]
-            .into_iter()
-            .chain(job.kernel_test.iter().map(|test| ("test", test)))
-            .chain(job.program.iter().flat_map(|run| run.program.sources()))
-            .chain(job.vmm.iter().flat_map(Program::sources))
-            .chain(guest.map(|(file, path)| (*path, file)));
-        for (name, file) in files {
-            let hash = file.is_file().then(|| self.hashes.sha256(file)).transpose()?;
-            inputs.insert(name.to_owned(), hash);
-        }
-        Ok(inputs)
-    }
-
-    /// Returns the contents of `job.json` and `facts.json`.
-    fn texts(&self, kernel: &Kernel, job: &PlannedJob) -> Result<(String, String), CommandError> {
-        let facts = HostFacts {
-            series: kernel.series.clone(),
-            commit: kernel.commit.clone(),
-            compiler: kernel.compiler.clone(),
-            image_sha256: Some(kernel.image_sha256.clone()),
-            emulator: Some(format!("{} {}", self.emulator_version, job.machine.describe())),
-            cpu: Some(job.machine.cpu.clone()),
-            ..HostFacts::default()
-        };
-        let job = serde_json::to_string(&job.job).map_err(unserializable)?;
-        Ok((job, serde_json::to_string(&facts).map_err(unserializable)?))
-    }
-
-    /// Returns the command of the emulator with additional arguments of the plugin.
-    fn command(
-        &self,
-        (kernel, job): (&Kernel, &PlannedJob),
-        directory: &Path,
-        observed: Option<&ObservedKernel>,
-        plugin_arguments: &str,
-    ) -> Command {
-        let machine = &job.machine;
-        let mut plugin = machine.plugin_option(&self.plugin, &directory.join(COUNTS_FILE));
-        plugin += &format!(",seed={}", job.job.seed);
-        if job.boot.is_some() || job.zap().is_some() {
-            plugin += ",instructions=on,stores=on,barriers=on";
-        } else if job.guest.is_some() && job.program.is_none() {
-            plugin += ",instructions=on";
-        }
-        plugin += plugin_arguments;
-        for (name, address) in &kernel.functions {
-            plugin += &format!(",at={name}:{address:x}");
-        }
-        if let Some(observed) = observed {
-            plugin += &observed.plugin_arguments(directory);
-        }
-        let console = path_option("file,id=console,path=", &directory.join(CONSOLE_FILE));
-        machine
-            .emulator(&self.qemu)
-            .args(["-chardev", &console, "-serial", "chardev:console", "-plugin", &plugin])
-            .arg("-kernel")
-            .arg(&kernel.image)
-            .arg("-initrd")
-            .arg(directory.join(INITRAMFS_FILE))
-            .args(["-append", &kernel_command_line(&job.kernel_parameters)])
-            .log(directory.join("emulator.log"))
-            .deadline(self.deadline)
-    }
-
-    fn initramfs_contents<'a>(
-        &self,
-        kernel: &Kernel,
-        job: &PlannedJob,
-        job_text: &'a str,
-        facts_text: &'a str,
-        guest_text: &'a str,
-    ) -> Vec<ArchiveEntry<'a>> {
-        let init = || ArchiveEntry::program("/init", &self.init);
-        let mut contents = vec![init()];
-        if job.guest.as_ref().is_some_and(|guest| guest.files.is_empty()) {
-            let mut inner = vec![init()];
-            inner.extend(job.program.iter().flat_map(|run| run.program.entries()));
-            inner.push(ArchiveEntry::text(guest_init::MARKER_PATH, guest_text));
-            contents.push(ArchiveEntry::file(LinuxGuest::IMAGE_PATH, &kernel.image));
-            contents.push(ArchiveEntry::archive(LinuxGuest::INITRD_PATH, inner));
-        }
-        for (file, path) in job.guest.iter().flat_map(|guest| &guest.files) {
-            contents.push(ArchiveEntry::file(*path, file));
-        }
-        if let (Some(run), None) = (&job.program, &job.guest) {
-            contents.extend(run.program.entries());
-        }
-        contents.extend(job.vmm.iter().flat_map(Program::entries));
-        contents.extend(
-            job.kernel_test.iter().map(|test| ArchiveEntry::program(KERNEL_TEST_PATH, test)),
-        );
-        contents.push(ArchiveEntry::text(JOB_PATH, job_text));
-        contents.push(ArchiveEntry::text(FACTS_PATH, facts_text));
-        contents
-    }
-
-    fn collect_outcome(
-        &self,
-        job: &PlannedJob,
-        directory: &Path,
-        ended: Result<(), CommandError>,
-    ) -> Result<JobOutcome, JobError> {
-        let console = directory.join(CONSOLE_FILE);
-        let bytes = fs::read(&console).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes);
-        if let Some(boot) = job.boot
-            && text.contains(&format!("Invalid option string for rodata: '{}'", boot.rodata))
-            && boot.rodata != Rodata::Full
-        {
-            return Err(JobError::UnknownRodata(boot.rodata));
-        }
-        if let Some(parameter) = find_unknown_parameter(&text, &job.kernel_parameters) {
-            return Err(JobError::UnknownParameter(parameter));
-        }
-        let splat_if_fatal = || find_splat(&text).filter(|_| self.fails_on_splat);
-        if let Some((event, splat)) = find_oops(&text)
-            .map(|splat| ("crashed", splat))
-            .or_else(|| Some(("printed a splat", splat_if_fatal()?)))
-        {
-            return Err(JobError::Splat { machine: "host", event, console, splat });
-        }
-        match ended {
-            // The console shows the reason, not the emulator's log.
-            Err(CommandError::Deadline { task, seconds, .. }) => {
-                let tail = log_tail(&console);
-                let error = CommandError::Deadline { task, seconds, log: Some(console), tail };
-                return Err(JobError::Command(error));
-            }
-            other => other?,
-        }
-        let report = match receive_report(&text) {
-            Ok(Some(report)) => report,
-            Ok(None) => return Err(JobError::NoReport { tail: log_tail(&console), console }),
-            Err(source) => return Err(JobError::Report { console, source }),
-        };
-        for (file, content) in
-            [("stdout", &report.stdout), ("stderr", &report.stderr), ("raw.jsonl", &report.results)]
-        {
-            let path = directory.join(file);
-            fs::write(&path, content).map_err(|e| CommandError::file("write", path, e))?;
-        }
-        let in_guest = self.fails_on_splat && job.guest.is_some();
-        if let Some(splat) = in_guest.then(|| find_splat(&report.stdout)).flatten() {
-            let (machine, event, console) = ("guest", "printed a splat", directory.join("stdout"));
-            return Err(JobError::Splat { machine, event, console, splat });
-        }
-        if self.check.is_some() {
-            return Ok(JobOutcome { report, segments: Vec::new() });
-        }
-        let path = directory.join(COUNTS_FILE);
-        let counts =
-            fs::read_to_string(&path).map_err(|source| CountError::Missing { path, source })?;
-        let segments = read_segments(&counts)?;
-        check_waits(&segments, job.machine.max_wait())?;
-        Ok(JobOutcome { report, segments })
-    }
 }
 
 /// Checks that the required programs of this workspace exist, before the kernels are built. A dry run
@@ -441,22 +258,6 @@ fn resolve_hold(kernel: &Kernel, job: &PlannedJob) -> Result<Option<ResolvedHold
     let map = kernel.system_map.as_deref().map(shell::read).transpose()?.unwrap_or_default();
     let map = String::from_utf8_lossy(&map);
     Ok(Some(hold.resolve(|name| function_address(&map, name))?))
-}
-
-/// Returns the content of the file that identifies the initramfs of a guest.
-fn guest_text(job: &PlannedJob) -> Result<String, CommandError> {
-    if job.guest.as_ref().is_some_and(|guest| guest.reports_kernel_tables) {
-        return Ok(guest_init::KERNEL_TABLES.to_owned());
-    }
-    if job.vmm.is_some() {
-        return Ok(guest_init::MARKED_INIT.to_owned());
-    }
-    let program = job.program.as_ref().map(|run| serde_json::to_string(&run.argv));
-    Ok(program.transpose().map_err(unserializable)?.unwrap_or_default())
-}
-
-fn unserializable(error: serde_json::Error) -> CommandError {
-    CommandError::file("write", "job.json", error.into())
 }
 
 #[cfg(test)]
