@@ -5,8 +5,13 @@
 //! kernel version, CPU with its features, base page, emulator with its options, engine and page
 //! sizes that back the memory must be known and equal. Each configuration is checked, because
 //! the emulator's options may depend on it.
+//!
+//! The programs that made the results may differ too, which a note of the comparison reports.
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use serde::Serialize;
 
@@ -119,6 +124,19 @@ fn without_machine_size(emulator: &str) -> String {
     kept.join(" ")
 }
 
+/// Returns the names of the programs whose digests are known and differ between the sides.
+pub fn differing_programs<'a>(before: &[&'a Sample], after: &[&'a Sample]) -> BTreeSet<&'a str> {
+    let names = before.iter().flat_map(|sample| sample.programs.keys());
+    let differs = |name: &&'a String| {
+        let digests = |side: &[&'a Sample]| -> BTreeSet<&'a String> {
+            side.iter().filter_map(|sample| sample.programs.get(*name)).collect()
+        };
+        let (before, after) = (digests(before), digests(after));
+        !after.is_empty() && before != after
+    };
+    names.filter(differs).map(String::as_str).collect()
+}
+
 /// Returns the page sizes that back the memory, as texts; `None` for runs that do not state them.
 pub fn backing_page_sizes<'a>(
     samples: impl Iterator<Item = &'a Sample>,
@@ -186,12 +204,14 @@ pub(crate) struct Side {
     pub page_size: Option<Bytes>,
     /// Emulator; `None` on hardware and if the host is unknown.
     pub emulator: Option<String>,
+    /// SHA-256 of the known programs that made the results, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub programs: BTreeMap<String, String>,
 }
 
 impl Side {
     pub(crate) fn new(label: String, samples: &[Sample]) -> Self {
-        let host = samples.first().map(|sample| sample.host.clone());
-        let host = host.unwrap_or_default();
+        let Sample { host, programs, .. } = samples.first().cloned().unwrap_or_default();
         Self {
             label: make_printable(&label),
             features: feature_list(&host).unwrap_or_default(),
@@ -203,6 +223,7 @@ impl Side {
             cpu: host.cpu,
             page_size: host.page_size,
             emulator: host.emulator,
+            programs,
         }
     }
 
@@ -213,6 +234,13 @@ impl Side {
 
     pub(crate) const fn is_emulated(&self) -> bool {
         self.emulator.is_some()
+    }
+
+    /// Formats the programs with the start of their digests; `None` if no program is known.
+    pub(crate) fn programs_line(&self) -> Option<String> {
+        let start = |digest: &str| digest.get(..12).unwrap_or(digest).to_owned();
+        let programs = self.programs.iter().map(|(name, hash)| format!("{name} {}", start(hash)));
+        Some(programs.collect::<Vec<_>>().join(", ")).filter(|line| !line.is_empty())
     }
 
     /// Formats kernel, series and image in one line; `None` if unknown.

@@ -42,6 +42,8 @@ pub struct Sample {
     pub(crate) host: HostInfo,
     /// Engine: `kvm`, `model`, or the name of another test.
     pub(crate) engine: String,
+    /// SHA-256 of the known programs that made the result, by name.
+    pub(crate) programs: BTreeMap<String, String>,
     pub(crate) setup: RunSetup,
     pub(crate) seed: u64,
     pub(crate) iteration: u32,
@@ -209,6 +211,7 @@ impl From<&Record> for Sample {
         Self {
             host: record.host,
             engine: record.engine,
+            programs: record.programs,
             setup: RunSetup {
                 subject,
                 mode: collapse_spaces(&config.mode),

@@ -4,6 +4,7 @@
 mod cover;
 mod geometric_means;
 mod judgements;
+mod programs;
 mod seeds;
 mod setup_fields;
 

@@ -28,6 +28,16 @@ pub const GUEST_PROGRAM: &str = "program in a guest";
 /// Option that names the program of [`HOST_PROGRAM`] and [`GUEST_PROGRAM`].
 pub const PROGRAM_OPTION: &str = "program";
 
+/// Program with the page-table test and the VMM, in [`Record::programs`]. In the lab it is also PID 1
+/// of the emulated host.
+pub const GRANULE: &str = "granule";
+/// The emulator's plugin, in [`Record::programs`].
+pub const PLUGIN: &str = "plugin";
+/// Test of the kernel's tree, in [`Record::programs`].
+pub const KERNEL_TEST: &str = "test";
+/// Program of [`HOST_PROGRAM`] and [`GUEST_PROGRAM`], in [`Record::programs`].
+pub const USER_PROGRAM: &str = "program";
+
 /// Reads event counts, and accepts `pages_logged_in_vain` for `clean_pages_logged`.
 fn read_events<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EventCounts, D::Error> {
     let mut events = EventCounts::deserialize(deserializer)?;
@@ -49,6 +59,11 @@ pub struct Record {
     /// [`GUEST_PROGRAM`].
     #[serde(default)]
     pub engine: String,
+    /// SHA-256 of the programs that made the result, in hexadecimal, by name: [`GRANULE`],
+    /// [`PLUGIN`], [`KERNEL_TEST`], [`USER_PROGRAM`]. An unknown program is absent. Results of
+    /// different programs are comparable, with a note.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub programs: BTreeMap<String, String>,
     /// The requested configuration.
     pub config: RunConfig,
     /// Resident bytes of the region by page size, read from the host.

@@ -179,11 +179,10 @@ impl<'a, 'o> Runner<'a, 'o> {
             phase,
             round,
             ns: times.total,
-            elapsed_ns: None,
             vcpu_ns: times.vcpus,
-            counters: Default::default(),
             events,
             gauges,
+            ..Record::default()
         };
         self.observe(RunEvent::PhaseComplete(&record))
     }

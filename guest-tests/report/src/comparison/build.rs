@@ -72,9 +72,7 @@ impl Comparison {
         check_sides([before, after], &labels, &options.phases)?;
         let by_engine = separates_engines(&[before, after]);
         let sides = [before, after].map(|side| selected_groups(side, by_engine, options));
-        let partner = |one: &Group| sides[1].iter().find(|other| other.key == one.key);
-        let pairs: Vec<Pair> =
-            sides[0].iter().filter_map(|one| Some((one, partner(one)?))).collect();
+        let pairs: Vec<Pair> = pairs(&sides[0], &sides[1]).collect();
         let has_tick_counts = [before, after].into_iter().any(timer_tick::has_tick_counts);
         let without_host = before.iter().chain(after).all(|sample| sample.is_without_host());
         let differences = differences(&pairs, without_host, subject);
@@ -309,6 +307,7 @@ fn notes(
     ];
     let notes = notes.into_iter().filter(|(holds, _)| *holds);
     let mut notes: Vec<String> = notes.map(|(_, note)| note.to_owned()).collect();
+    notes.extend(programs_note(before, after));
     let pages = sides.each_ref().map(|groups| page_sizes(groups));
     if !of_kernels && pages[0] != pages[1] {
         let [before, after] = pages;
@@ -324,17 +323,35 @@ fn notes(
     notes
 }
 
+/// Returns the configurations that are on both sides.
+fn pairs<'a>(before: &'a [Group<'a>], after: &'a [Group<'a>]) -> impl Iterator<Item = Pair<'a>> {
+    let partner = |one: &Group| after.iter().find(|other| other.key == one.key);
+    before.iter().filter_map(move |one| Some((one, partner(one)?)))
+}
+
 /// Reports whether the runs of a configuration that is on both sides have different seeds.
 fn has_different_seeds(before: &[Group], after: &[Group]) -> bool {
     let seeds = |group: &Group| -> BTreeSet<u64> {
         group.samples.iter().map(|sample| sample.seed).collect()
     };
-    let differs = |(one, other): (&Group, &Group)| {
+    pairs(before, after).any(|(one, other)| {
         let (one, other) = (seeds(one), seeds(other));
         !one.is_empty() && !other.is_empty() && one != other
-    };
-    let partner = |one: &Group| after.iter().position(|other| other.key == one.key);
-    before.iter().filter_map(|one| Some((one, &after[partner(one)?]))).any(differs)
+    })
+}
+
+/// Returns the note that names the programs whose builds differ between the sides.
+fn programs_note(before: &[Group], after: &[Group]) -> Option<String> {
+    let names: BTreeSet<&str> = pairs(before, after)
+        .flat_map(|(one, other)| provenance::differing_programs(&one.samples, &other.samples))
+        .collect();
+    let names: Vec<&str> = names.into_iter().collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "The two sides ran different builds of {}, which alone change counts and schedules.",
+            names.join(" and ")
+        )
+    })
 }
 
 /// Formats the page sizes that back the memory of all groups.

@@ -82,7 +82,10 @@ impl Runs {
         let mut runs: BTreeMap<RunKey, Vec<Sample>> = BTreeMap::new();
         for sample in samples.iter().filter(|sample| !sample.is_without_host()) {
             let key = (sample.seed, sample.setup.name(), sample.iteration);
-            runs.entry(key).or_default().push(sample.clone());
+            // An emulated run is repeated also by other builds of the programs, if these do not differ
+            // in effect.
+            let run = Sample { programs: BTreeMap::new(), ..sample.clone() };
+            runs.entry(key).or_default().push(run);
         }
         let file_with = |key: &RunKey, run: &Vec<Sample>| {
             self.0.iter().find(|(_, others)| others.get(key) == Some(run)).map(|(path, _)| path)

@@ -152,7 +152,7 @@ impl Section {
 
 pub(super) fn provenance(sides: &[(&str, &Side)]) -> String {
     type Property = (&'static str, fn(&Side) -> Option<String>);
-    const PROPERTIES: [Property; 10] = [
+    const PROPERTIES: [Property; 11] = [
         ("input", |side| Some(side.label.clone())),
         ("kernel", |side| Some(side.kernel.clone())),
         ("series", |side| series_line(side.series.as_deref())),
@@ -163,12 +163,13 @@ pub(super) fn provenance(sides: &[(&str, &Side)]) -> String {
         ("CPU features", |side| Some(side.features.clone())),
         ("base page", |side| side.page_size.map(|size| size.to_string())),
         ("emulator", |side| side.emulator.clone()),
+        ("programs, SHA-256", Side::programs_line),
     ];
     let names: Vec<&str> = sides.iter().map(|(name, _)| *name).collect();
     let of = |property: fn(&Side) -> Option<String>| {
         sides.iter().map(|(_, side)| property(side)).collect()
     };
-    let is_optional = |name: &str| ["commit", "compiler"].contains(&name);
+    let is_optional = |name: &str| ["commit", "compiler", "programs, SHA-256"].contains(&name);
     let rows = PROPERTIES.map(|(name, property)| (name, of(property)));
     let is_shown = |(name, cells): &(&str, Vec<Option<String>>)| {
         !is_optional(name) || cells.iter().any(Option::is_some)
