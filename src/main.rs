@@ -21,6 +21,8 @@ pub mod lab_commands;
 pub mod ledger;
 #[cfg(feature = "bench")]
 pub mod manual;
+#[cfg(feature = "bench")]
+pub mod own_digest;
 pub mod run;
 pub mod top;
 pub mod values;

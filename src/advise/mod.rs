@@ -34,7 +34,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{
     CommandOutcome, CommandResult,
     bench::values::{CpuList, parse_count},
-    write_stdout,
+    own_digest, write_stdout,
 };
 use candidates::{
     Candidate, LeftOut, candidates, eager_split_chunk, offered_backings, offered_modes, probe_mode,
@@ -122,7 +122,11 @@ pub fn run(args: Args) -> CommandResult {
     }
     if let Some(path) = &args.json {
         let mut writer = RecordWriter::create(path, result.records.len() as u64)?;
-        result.records.iter().try_for_each(|record| writer.write(record))?;
+        let programs = own_digest::programs();
+        for record in &mut result.records {
+            record.programs.clone_from(&programs);
+            writer.write(record)?;
+        }
     }
     Ok(CommandOutcome::Done)
 }

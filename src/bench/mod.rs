@@ -27,9 +27,9 @@ use granule_pgtable_test::{
     software_machine::{DEFAULT_POLICY, SoftwareMachine, SoftwareMachineConfig},
 };
 use granule_report::results::RecordWriter;
-use granule_types::{guest_mode::GuestMode, units::Bytes};
+use granule_types::{guest_mode::GuestMode, record::Record, units::Bytes};
 
-use super::{CommandOutcome, CommandResult, print_error};
+use super::{CommandOutcome, CommandResult, own_digest, print_error};
 use crate::values::DirtyLogOption;
 pub use args::Args;
 use values::{Engine, GuestMapOption};
@@ -61,11 +61,12 @@ fn run_point(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> Command
         true => Box::new(io::stderr()),
         false => Box::new(io::stdout()),
     };
+    let programs = json.as_ref().map(|_| own_digest::programs()).unwrap_or_default();
     let mut lines = LogLines::new(to, plan.config.clone(), plan.iterations);
     let result = harness::run(machine.as_mut(), &plan, &mut |progress| {
         lines.print(&progress)?;
         if let (harness::RunEvent::PhaseComplete(record), Some(json)) = (&progress, json.as_mut()) {
-            json.write(record)?;
+            json.write(&Record { programs: programs.clone(), ..(*record).clone() })?;
         }
         Ok(())
     });

@@ -5,7 +5,7 @@
 //! (`=====` above a title), sleep in atomic context, list corruption, poison and red-zone reports,
 //! RCU stalls, `WARNING:`.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use granule_report::{
     input::page_table_records,
@@ -87,11 +87,23 @@ impl JobError {
 pub struct JobOutcome {
     pub report: JobReport,
     pub segments: Vec<SegmentLine>,
+    /// SHA-256 of the programs that made the results, by their names in records. The lab adds them,
+    /// because the emulated host would spend time on them and does not see the plugin.
+    pub programs: BTreeMap<String, String>,
 }
 
 impl JobOutcome {
-    /// Returns the records of the test, with the counts of each phase.
+    /// Returns the records of the test, with the counts of each phase and the digests of the
+    /// programs.
     pub fn records(&self, job: &PlannedJob) -> Result<Vec<Record>, JobError> {
+        let mut records = self.records_with_counts(job)?;
+        for record in &mut records {
+            record.programs.clone_from(&self.programs);
+        }
+        Ok(records)
+    }
+
+    fn records_with_counts(&self, job: &PlannedJob) -> Result<Vec<Record>, JobError> {
         if let Some(run) = job.work.program() {
             return self.program_records(run);
         }
@@ -223,8 +235,39 @@ fn find_with_context(console: &str, matches: impl Fn(&str) -> bool) -> Option<St
 
 #[cfg(test)]
 mod tests {
+    use granule_report::results::record_lines;
+    use granule_types::{mark, record::SCHEMA};
+
     use super::*;
-    use crate::host::job::send_report;
+    use crate::{
+        host::job::send_report,
+        jobs::matrix::{self, tests::options},
+        values::PageSize,
+    };
+
+    #[test]
+    fn records_have_the_digests_of_the_programs() {
+        let job = matrix::jobs(&options("lab -s 4k"), PageSize::Kib4, &[]).remove(0);
+        let record = Record { schema: SCHEMA.to_owned(), ..Record::default() };
+        let outcome = JobOutcome {
+            report: JobReport {
+                ending: TestEnding::Exited { code: 0, ns: Nanoseconds(1) },
+                host: None,
+                stdout: String::new(),
+                stderr: String::new(),
+                results: record_lines(&[record]).unwrap(),
+            },
+            segments: vec![SegmentLine {
+                mark: mark::immediate(Phase::Create),
+                ..Default::default()
+            }],
+            programs: [("granule".to_owned(), "00".repeat(32))].into(),
+        };
+
+        let records = outcome.records(&job).unwrap();
+
+        assert_eq!(records[0].programs, outcome.programs);
+    }
 
     #[test]
     fn a_parameter_that_the_kernel_does_not_know_is_found() {

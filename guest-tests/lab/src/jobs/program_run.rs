@@ -4,6 +4,8 @@
 //! PID 1 of the machine that runs the program executes the mark of a program before it and the mark
 //! of an end after it. The program may mark steps in between.
 
+use std::path::PathBuf;
+
 use granule_types::{
     backing::Backing,
     record::{GUEST_PROGRAM, HOST_PROGRAM, HostInfo, PROGRAM_OPTION, Record, RunConfig, SCHEMA},
@@ -62,6 +64,12 @@ impl ProgramRun {
         let name: String =
             self.program.name.chars().map(|c| if allowed(c) { c } else { '-' }).collect();
         format!("program-{name}")
+    }
+
+    /// Returns the source of the executable file.
+    pub fn executable(&self) -> Option<&PathBuf> {
+        let (_, source) = self.program.sources().find(|(path, _)| *path == program::PATH)?;
+        Some(source)
     }
 
     pub fn is_in_guest(&self) -> bool {

@@ -161,7 +161,7 @@ mod tests {
                     stderr: String::new(),
                     results: String::new(),
                 };
-                Some(Ok(JobOutcome { report, segments: Vec::new() }))
+                Some(Ok(JobOutcome { report, segments: Vec::new(), programs: Default::default() }))
             };
             let findings = FindingsOptions { suppress: None, format: CheckFormat::Text };
             let run = RunInfo { kernels: &kernels, jobs: &jobs, emulator: "QEMU" };

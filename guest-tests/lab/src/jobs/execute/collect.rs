@@ -47,7 +47,7 @@ impl Executor {
             Some(_) => Vec::new(),
             None => read_counts(job, directory)?,
         };
-        Ok(JobOutcome { report, segments })
+        Ok(JobOutcome { report, segments, programs: self.programs(job)? })
     }
 
     /// Checks that the console has no reason to fail the job.

@@ -261,11 +261,11 @@ fn resolve_hold(kernel: &Kernel, job: &PlannedJob) -> Result<Option<ResolvedHold
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::{error::with_causes, jobs::matrix::tests::options, values::PageSize};
 
-    fn executor() -> Executor {
+    pub fn executor() -> Executor {
         Executor {
             qemu: "/no/qemu".into(),
             init: "/no/init".into(),
