@@ -22,7 +22,10 @@ mod patches;
 mod targets;
 mod warnings;
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
 
 use self::{
     objects::{Configuration, ObjectCheck, Programs},
@@ -32,7 +35,11 @@ use crate::{
     command::CommandError,
     error::LabError,
     in_use,
-    kernel::{git::Repository, lock_cache, series, sources::Source},
+    kernel::{
+        git::{Repository, TreeId},
+        lock_cache, series,
+        sources::Source,
+    },
     options::Locations,
     shell::Shell,
     values::{LinuxVersion, MakeVariable},
@@ -136,33 +143,8 @@ impl SeriesCheckOptions {
         programs: Option<&Programs>,
         counts: &mut Counts,
     ) -> Result<(), LabError> {
-        let shell = Shell::new(false);
-        let lock = lock_cache(shell, cache)?;
-        let source = match &self.source {
-            Some(path) => Source::open_path(shell, cache, path)?,
-            None => Source::open_package(shell, cache, base, None)?,
-        };
-        let git = source.repository.git_dir();
-        let id = git.parent().and_then(Path::file_name).unwrap_or_default();
-        let directory = cache.join("check-series").join(id);
-        shell.create_dir(&directory)?;
-        let _in_use = in_use::mark(&directory)?;
-        // Compilations take long, so they have their own work tree, and leave the cache unlocked.
-        let own = match programs {
-            Some(_) => {
-                let objects = git.join("objects");
-                Some(Repository::open(shell, &directory, Some(&objects))?)
-            }
-            None => None,
-        };
-        let _lock = match own {
-            Some(_) => {
-                drop(lock);
-                lock_cache(shell, &directory)?
-            }
-            None => lock,
-        };
-        let repository = own.as_ref().unwrap_or(&source.repository);
+        let source = CheckedSource::open(cache, base, self.source.as_deref(), programs.is_some())?;
+        let CheckedSource { directory, repository, base: base_tree, .. } = &source;
         let configurations: &[Configuration] = match self.configurations.as_slice() {
             [] => &Configuration::DEFAULT,
             some => some,
@@ -170,13 +152,14 @@ impl SeriesCheckOptions {
         let open = |programs| {
             let open = |configuration: &Configuration| {
                 let fragment = configuration.fragment(&linux.join("config"))?;
-                let places = (repository.work_tree(), directory.join("objects"));
-                ObjectCheck::open(*configuration, fragment, programs, (places.0, &places.1))
+                let objects = directory.join("objects");
+                let places = (repository.work_tree(), objects.as_path());
+                ObjectCheck::open(*configuration, fragment, programs, places)
             };
             configurations.iter().map(open).collect::<Result<Vec<_>, CommandError>>()
         };
         let mut objects = programs.map(open).transpose()?.unwrap_or_default();
-        let mut work_tree = WorkTree::new(repository, &source.base);
+        let mut work_tree = WorkTree::new(repository, base_tree);
         println!("{base}: {}", source.description);
         for name in names {
             let check = SeriesCheck {
@@ -184,7 +167,7 @@ impl SeriesCheckOptions {
                 base,
                 name,
                 objects_only: self.objects_only,
-                passed: PassedChecks::new(&directory.join("passed"), &source.base, programs),
+                passed: PassedChecks::new(&directory.join("passed"), base_tree, programs),
             };
             let (patches, problems) = check.run(&mut work_tree, &mut objects)?;
             counts.series += 1;
@@ -192,6 +175,50 @@ impl SeriesCheckOptions {
             counts.problems += problems;
         }
         Ok(())
+    }
+}
+
+/// Source of a base, and the entries of the cache that a check of its series uses.
+#[derive(Debug)]
+struct CheckedSource {
+    description: String,
+    base: TreeId,
+    /// Directory of the check in the cache.
+    directory: PathBuf,
+    repository: Repository,
+    /// Lock of the work tree.
+    _lock: Option<File>,
+    /// Marks of the directory and of the source, whose objects the repository of a compilation reads.
+    _in_use: [File; 2],
+}
+
+impl CheckedSource {
+    /// Opens the source of a base, in `path` instead of Debian's. Compilations take long, so they have
+    /// their own work tree, and leave the cache unlocked.
+    fn open(
+        cache: &Path,
+        base: LinuxVersion,
+        path: Option<&Path>,
+        compiles: bool,
+    ) -> Result<Self, LabError> {
+        let shell = Shell::new(false);
+        let mut lock = lock_cache(shell, cache)?;
+        let Source { mut repository, base, description, .. } = match path {
+            Some(path) => Source::open_path(shell, cache, path)?,
+            None => Source::open_package(shell, cache, base, None)?,
+        };
+        let source = repository.git_dir().parent().unwrap_or(cache).to_owned();
+        let directory = cache.join("check-series").join(source.file_name().unwrap_or_default());
+        shell.create_dir(&directory)?;
+        let in_use = [in_use::mark(&directory)?, in_use::mark(&source)?];
+        if compiles {
+            let objects = repository.git_dir().join("objects");
+            repository = Repository::open(shell, &directory, Some(&objects))?;
+            // Another check may hold the lock of the work tree for long: the cache is unlocked before.
+            drop(lock);
+            lock = lock_cache(shell, &directory)?;
+        }
+        Ok(Self { description, base, directory, repository, _lock: lock, _in_use: in_use })
     }
 }
 
@@ -246,12 +273,7 @@ mod tests {
             }
             for (name, line) in series {
                 let directory = format!("root/stage2/linux/6.12/{name}");
-                let patch = format!(
-                    "From: x\nSubject: [PATCH 1/1] Add a line\n\n---\n\n\
-                     diff --git a/{SOURCE} b/{SOURCE}\n--- a/{SOURCE}\n+++ b/{SOURCE}\n\
-                     @@ -1 +1,2 @@\n warn of the base\n+{line}\n"
-                );
-                fixture.write(&format!("{directory}/1.patch"), &patch);
+                fixture.write_patch(name, "warn of the base", line);
                 fixture.write(&format!("{directory}/series"), "1.patch\n");
                 let cover = "x\n\nGranule developers (1):\n Add a line\n";
                 fixture.write(&format!("{directory}/cover-letter.txt"), cover);
@@ -263,6 +285,16 @@ mod tests {
             let path = self.0.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
+        }
+
+        /// Writes the patch of a series, which adds a line below that of the base.
+        fn write_patch(&self, series: &str, base: &str, line: &str) {
+            let patch = format!(
+                "From: x\nSubject: [PATCH 1/1] Add a line\n\n---\n\n\
+                 diff --git a/{SOURCE} b/{SOURCE}\n--- a/{SOURCE}\n+++ b/{SOURCE}\n\
+                 @@ -1 +1,2 @@\n {base}\n+{line}\n"
+            );
+            self.write(&format!("root/stage2/linux/6.12/{series}/1.patch"), &patch);
         }
 
         fn check(&self, options: &str) -> Result<bool, LabError> {
@@ -306,6 +338,28 @@ mod tests {
         assert!(check("clean"));
         assert!(!fixture.entries("objects").exists());
         assert!(!check("warning") && !check("warning"));
+    }
+
+    #[test]
+    fn a_check_uses_its_directory_and_the_source_of_its_objects() {
+        let fixture = Fixture::new(&[]);
+        let (cache, linux) = (fixture.0.path().join("cache"), fixture.0.path().join("linux"));
+        let base = "6.12".parse().unwrap();
+        let is_in_use = |kind: &str| {
+            let entries = crate::shell::sorted_entries(&cache.join(kind));
+            let entry = cache.join(kind).join(&entries[0]);
+            in_use::lock_for_removal(&entry).unwrap().is_none()
+        };
+
+        let check = CheckedSource::open(&cache, base, Some(&linux), true).unwrap();
+        let during = ["sources", "check-series"].map(is_in_use);
+        // Other runs and a removal of unused entries need not wait for the compilation.
+        let other = File::open(cache.join("lock")).unwrap().try_lock();
+        drop(check);
+
+        assert_eq!(during, [true; 2]);
+        assert!(other.is_ok());
+        assert_eq!(["sources", "check-series"].map(is_in_use), [false; 2]);
     }
 
     #[test]
