@@ -153,7 +153,7 @@ impl SeriesCheckOptions {
             let open = |configuration: &Configuration| {
                 let fragment = configuration.fragment(&linux.join("config"))?;
                 let objects = directory.join("objects");
-                let places = (repository.work_tree(), objects.as_path());
+                let places = (base_tree, repository.work_tree(), objects.as_path());
                 ObjectCheck::open(*configuration, fragment, programs, places)
             };
             configurations.iter().map(open).collect::<Result<Vec<_>, CommandError>>()
@@ -338,6 +338,24 @@ mod tests {
         assert!(check("clean"));
         assert!(!fixture.entries("objects").exists());
         assert!(!check("warning") && !check("warning"));
+    }
+
+    #[test]
+    fn a_message_of_an_earlier_base_is_new() {
+        let fixture = Fixture::new(&[("series", "int x;")]);
+        let of_first_base = fixture.check(COMPILE).unwrap();
+
+        fixture.write(&format!("linux/{SOURCE}"), "int y;\n");
+        fixture.write_patch("series", "int y;", "warn of the base");
+        let of_second_base = fixture.check(COMPILE).unwrap();
+        fixture.write(&format!("linux/{SOURCE}"), "warn of the base\n");
+        fixture.write_patch("series", "warn of the base", "warn of the base");
+        let twice = fixture.check(COMPILE).unwrap();
+        fixture.write_patch("series", "warn of the base", "int z;");
+        let of_first_base_again = fixture.check(COMPILE).unwrap();
+
+        assert!(of_first_base && !of_second_base, "the second base lacks the message");
+        assert!(!twice && of_first_base_again, "the first base has it once");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! DIRECTORY/           objects
-//! DIRECTORY/warnings   messages of the objects as they are, and of the base's, as JSON
+//! DIRECTORY/warnings   messages of the objects as they are, and of the base's with its tree, as JSON
 //! DIRECTORY/unfinished exists while objects are compiled
 //! ```
 //!
@@ -26,6 +26,7 @@ use crate::{
     command::{Command, CommandError},
     kernel::{
         build::{configure, mismatches},
+        git::TreeId,
         toolchain::{Toolchain, is_installed, parallel_jobs},
     },
     shell::{self, Shell, sha256},
@@ -121,11 +122,26 @@ impl Programs {
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Memory {
     current: Warnings,
+    /// Git tree of the base. The files of a directory may change between runs.
+    #[serde(default)]
+    base_tree: String,
     base: Warnings,
     /// Targets that were compiled for the base.
     base_targets: BTreeSet<String>,
     /// Targets of which the base has no object in this configuration.
     unavailable: BTreeSet<String>,
+}
+
+impl Memory {
+    /// Removes what is known of another base; the objects and their messages remain those of the last
+    /// compilation.
+    fn with_base(self, base: &TreeId) -> Self {
+        let base_tree = base.to_string();
+        match self.base_tree == base_tree {
+            true => self,
+            false => Self { current: self.current, base_tree, ..Self::default() },
+        }
+    }
 }
 
 /// Objects of one source in one configuration.
@@ -142,21 +158,22 @@ pub struct ObjectCheck<'a> {
 }
 
 impl<'a> ObjectCheck<'a> {
-    /// Opens the objects in a directory below `parent`; removes those of a build that did not end.
+    /// Opens the objects of a base in a directory below `parent`, which are compiled in `tree`; removes
+    /// those of a build that did not end.
     pub fn open(
         configuration: Configuration,
         fragment: String,
         programs: &'a Programs,
-        (tree, parent): (&'a Path, &Path),
+        (base, tree, parent): (&TreeId, &'a Path, &Path),
     ) -> Result<Self, CommandError> {
         let key = sha256(format!("{}\n{fragment}", programs.identity).as_bytes());
         let directory = parent.join(format!("{}-{}", configuration.name(), &key[..16]));
         let text = fs::read_to_string(directory.join("warnings")).unwrap_or_default();
-        let memory = serde_json::from_str(&text).ok();
+        let memory: Option<Memory> = serde_json::from_str(&text).ok();
         if memory.is_none() || directory.join("unfinished").exists() {
             Shell::new(false).remove_dir(&directory)?;
         }
-        let memory = memory.filter(|_| directory.exists()).unwrap_or_default();
+        let memory = memory.filter(|_| directory.exists()).unwrap_or_default().with_base(base);
         Ok(Self { configuration, fragment, programs, tree, directory, memory, configured: None })
     }
 
