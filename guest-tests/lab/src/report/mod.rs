@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reports of a run as text and HTML: comparison, selftest verdicts, guest boots, findings.
 
+mod boot_columns;
 mod boot_figures;
 mod boot_statistics;
 pub mod check_report;
@@ -9,6 +10,7 @@ mod count_table;
 mod function_table;
 pub mod guest_boot_report;
 pub mod kernel_table_report;
+mod linear_maps;
 pub mod selftest_report;
 mod table_figures;
 mod tlb_figures;
