@@ -2,9 +2,11 @@
 //! Stage-2 descriptors (Arm ARM D8.3.1 and D8.3.2, VMSAv8-64 stage 2, output addresses of 48 bits).
 //!
 //! ```text
-//!  63    58   55 54 53 52    51 48 47                     12 16 10 9  8 7 6 5      2 1 0
-//!  ├ ign ┼ sw ──┤ XN  │ Cont │    │   output address        │nT│AF│ SH  │S2AP│MemAttr│T│V│
+//!  63 62  59 58 55 54 53  52   51  50 48 47           16 12  11   10 9  8 7  6 5     2 1 0
+//!  │  │ PBHA │ sw  │ XN  │Cont│DBM│     │ output address │FnXS│AF│ SH  │S2AP│MemAttr│T│V│
 //! ```
+//!
+//! Bit 16 of a block is nT (FEAT_BBM level 1). The engine leaves PBHA, DBM and FnXS clear.
 //!
 //! An entry with V = 0 is invalid. T is 1 for a table (levels 0 to 2) and for a page (level 3), 0
 //! for a block. An entry equal to [`LOCKED`](Descriptor::LOCKED) is invalid, and only the walker
@@ -23,8 +25,10 @@ const TABLE_OR_PAGE: u64 = 1 << 1;
 const MEMATTR: u64 = 0xf << 2;
 const READ: u64 = 1 << 6;
 const WRITE: u64 = 1 << 7;
+const SHAREABILITY: u64 = 3 << 8;
 const INNER_SHAREABLE: u64 = 3 << 8;
 const ACCESSED: u64 = 1 << 10;
+const FNXS: u64 = 1 << 11;
 const NOT_EXECUTABLE: u64 = 1 << 54;
 const NO_TRANSLATION: u64 = 1 << 16;
 const CONTIGUOUS: u64 = 1 << 52;
@@ -32,6 +36,11 @@ const BREAK_PENDING: u64 = 1 << 55;
 const SOFTWARE_SHIFT: u32 = 56;
 const SOFTWARE_BITS: u64 = 0x7 << SOFTWARE_SHIFT;
 const ADDRESS_MASK: u64 = 0x0000_ffff_ffff_f000;
+/// Bits whose change needs break-before-make (Arm ARM R_WHZWS): memory type, shareability, and output
+/// address, with the bits that FEAT_LPA2 adds. The size of a block or run is the type and the
+/// Contiguous bit; nT is bit 16 of a block.
+const NEEDS_BREAK: u64 =
+    TABLE_OR_PAGE | MEMATTR | SHAREABILITY | 0x0007_ffff_ffff_f000 | CONTIGUOUS;
 
 /// Attributes of a leaf: memory type, permissions, and software bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -285,8 +294,10 @@ impl Descriptor {
     }
 
     /// Returns whether two entries may belong to one contiguous run: all but address, access flag
-    /// and software bits are equal.
+    /// and software bits are equal (Arm ARM R_NGLXZ).
     pub const fn may_share_run(self, other: Self) -> bool {
+        // Whether PBHA may differ is IMPLEMENTATION DEFINED. Where hardware manages the dirty state,
+        // which is not modelled, S2AP bit 1 may differ between entries with DBM.
         (self.0 ^ other.0) & !(ADDRESS_MASK | ACCESSED | BREAK_PENDING | SOFTWARE_BITS) == 0
     }
 
@@ -303,11 +314,18 @@ impl Descriptor {
         self.0 & (NO_TRANSLATION | TABLE_OR_PAGE) == NO_TRANSLATION
     }
 
-    /// Returns whether two leaves of one level differ in more than permissions, access flag and
-    /// software bits, so that replacing one by the other needs break-before-make (Arm ARM R_WHZWS).
+    /// Returns whether two leaves of one level differ in memory type, shareability, output address or
+    /// size, so that replacing one by the other needs break-before-make (Arm ARM R_WHZWS). All other
+    /// bits change without a break: permissions with DBM, access flag, FnXS, PBHA, software bits.
     pub const fn needs_break(self, new: Self) -> bool {
-        let free = READ | WRITE | NOT_EXECUTABLE | ACCESSED | BREAK_PENDING | SOFTWARE_BITS;
-        (self.0 ^ new.0) & !free != 0
+        (self.0 ^ new.0) & NEEDS_BREAK != 0
+    }
+
+    /// Returns whether accesses by the leaf have no XS attribute, whatever stage 1 selects: FnXS
+    /// (FEAT_XS).
+    #[cfg(feature = "check")]
+    pub(crate) const fn clears_xs(self) -> bool {
+        self.0 & FNXS != 0
     }
 
     /// Returns whether the leaf's address is a multiple of its size.
@@ -328,6 +346,8 @@ impl fmt::Debug for Descriptor {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     /// Returns every combination of attributes that a leaf can have.
@@ -384,6 +404,17 @@ mod tests {
                 assert_eq!(leaf(a).needs_break(leaf(b)), needed, "{a:?} {b:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_change_of_pbha_dbm_fnxs_or_a_permission_needs_no_break() {
+        let page = Descriptor::leaf(PhysAddr(0x20_0000), Level::PAGE, Attributes::READ, false);
+        let is_needed = |bit: &u32| page.needs_break(Descriptor(page.0 ^ 1 << bit));
+
+        let needed: Vec<_> = (2..64).filter(is_needed).collect();
+
+        // MemAttr, SH, output address, Contiguous.
+        assert_eq!(needed, (2..6).chain(8..10).chain(12..51).chain([52]).collect::<Vec<_>>());
     }
 
     #[test]

@@ -124,6 +124,11 @@ const DEFECTS: &[Defect] = &[
         ("store ENTRY0 HINTED0 0 plain; FLUSH; store ENTRY0 0 RPAGE0 release; 1..16 * store ENTRY# HINTED# 0 plain; \
           FLUSH; 1..16 * store ENTRY# 0 PAGE# release; unlock", &[Rule::MakeBeforeInvalidated]),
     ]),
+    // PAGE0 with PBHA and DBM, with FnXS, and as non-shareable memory.
+    ("only the changes that the manual lists need a break", TWO_PAGES, &[
+        ("lock exclusive; store ENTRY0 PAGE0 0x78480001000007ff plain; store ENTRY0 0x78480001000007ff 0x0040000100000fff plain; unlock", &[]),
+        ("lock exclusive; store ENTRY0 PAGE0 0x00400001000004ff plain; FLUSH; unlock", &[Rule::BreakBeforeMake]),
+    ]),
     // A TLB need not cache a run as one entry.
     ("each page of a contiguous run needs its own invalidation", CONTIGUOUS_RUN, &[
         ("BREAK_RUN; ref T3 -16; ENTER; 0..16 * tlbi ipas2e1is IPA# ttl=3; STAGE1; LEAVE; CLEAN; unlock", &[]),

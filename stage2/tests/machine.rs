@@ -215,6 +215,7 @@ fn a_barrier_nxs_completes_only_invalidations_nxs_which_leave_out_devices() {
     let tlbi = |trace: &str| trace.replace("e1is ", "e1isnxs ");
     let dsb = |trace: &str| trace.replace("0 dsb ish\n", "0 dsb ishnxs\n");
     let device = TRACE.replace("0 40000041a007ff plain", "0 40000041a007c7 plain");
+    let device_with_fnxs = TRACE.replace("0 40000041a007ff plain", "0 40000041a00fc7 plain");
     let is_incomplete = |trace: &str| {
         let rules = [Rule::TableRemovalSpan, Rule::CombinedNotInvalidated];
         findings(trace).iter().any(|(rule, _)| rules.contains(rule))
@@ -224,6 +225,7 @@ fn a_barrier_nxs_completes_only_invalidations_nxs_which_leave_out_devices() {
     assert_eq!(findings(&dsb(&tlbi(TRACE))), []);
     assert!(is_incomplete(&dsb(TRACE)));
     assert!(!is_incomplete(&device) && is_incomplete(&tlbi(&device)));
+    assert!(!is_incomplete(&tlbi(&device_with_fnxs)));
 }
 
 #[test]

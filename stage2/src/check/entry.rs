@@ -87,7 +87,9 @@ impl TableEntry for Descriptor {
     }
 
     fn has_xs(self) -> bool {
-        self.attributes().memory != MemoryType::Normal
+        // Stage 1 may also select a device on normal memory: an invalidation nXS is then accepted
+        // although it may not suffice.
+        self.attributes().memory != MemoryType::Normal && !self.clears_xs()
     }
 }
 

@@ -261,17 +261,14 @@ const fn changes_contiguous(old: Descriptor, new: Descriptor) -> bool {
 /// again at the next fault.
 fn only_relaxes(old: Descriptor, new: Descriptor) -> bool {
     let (a, b) = (old.attributes(), new.attributes());
-    let keeps = |before: bool, after: bool| !before || after;
-    old.is_valid()
-        && new.is_valid()
-        && !old.needs_break(new)
-        && keeps(a.read, b.read)
-        && keeps(a.write, b.write)
-        && keeps(a.execute, b.execute)
-        && keeps(a.is_accessed, b.is_accessed)
+    let keeps_accessed = b.is_accessed || !a.is_accessed;
+    old.is_valid() && old.with_permissions(b) == new && !permits_more(a, b) && keeps_accessed
 }
 
 /// Returns whether a leaf with attributes `a` permits an access that one with `b` does not.
+///
+/// DBM is no permission here: it permits writes only if VTCR_EL2.HD is set, and hardware updates of the
+/// dirty state are not modelled.
 const fn permits_more(a: Attributes, b: Attributes) -> bool {
     (a.read && !b.read) || (a.write && !b.write) || (a.execute && !b.execute)
 }
