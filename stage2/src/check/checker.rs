@@ -109,7 +109,7 @@ pub struct Checker {
     pub(super) event_index: u64,
     pub(super) effect: Effect,
     current: Cause,
-    pub(super) violations: Vec<Violation>,
+    violations: Vec<Violation>,
     violated_rules: BTreeSet<Rule>,
     /// Indicates that an operation may end before its restrictions have reached all TLBs, until
     /// [`Checker::end_call`].
@@ -147,6 +147,11 @@ impl Checker {
     /// Returns up to 1,000 violations, in order of their events.
     pub fn violations(&self) -> &[Violation] {
         &self.violations
+    }
+
+    /// Removes and returns the violations. The checker then keeps up to 1,000 further ones.
+    pub fn take_violations(&mut self) -> Vec<Violation> {
+        core::mem::take(&mut self.violations)
     }
 
     /// Returns the violated rules.

@@ -46,6 +46,8 @@ pub struct TestVm {
     pub block_count: u64,
     pub sequence: AtomicU64,
     host: RwLock<HostState>,
+    /// The faults that CPUs handle.
+    faults: Mutex<BTreeMap<u8, Fault>>,
 }
 
 impl TestVm {
@@ -59,12 +61,18 @@ impl TestVm {
             block_count: blocks,
             sequence: AtomicU64::new(0),
             host: RwLock::new(HostState::default()),
+            faults: Mutex::new(BTreeMap::new()),
             pool,
         }
     }
 
     pub fn host(&self) -> RwLockWriteGuard<'_, HostState> {
         self.host.write()
+    }
+
+    /// Returns the fault that a CPU handles, if any.
+    pub fn fault_of(&self, cpu: u8) -> Option<Fault> {
+        self.faults.lock().unwrap().get(&cpu).copied()
     }
 
     pub fn size(&self) -> u64 {
@@ -138,6 +146,7 @@ impl<S: Sink> HostMemory for TestHost<'_, S> {
 /// A vCPU and the host thread that runs it; `O` may change the operations.
 pub struct TestVcpu<'a, O, S> {
     pub vm: &'a TestVm,
+    index: u8,
     pub ops: O,
     pub recorder: Recorder<'a, PoolOps<'a>, S>,
     pub memcache: Memcache,
@@ -160,8 +169,8 @@ impl TestVm {
         wrap: impl FnOnce(Recorder<'a, PoolOps<'a>, S>) -> O,
     ) -> TestVcpu<'a, O, S> {
         let recorder = || Recorder::new(pool_ops(&self.pool, &self.reclaim, index), index, sink);
-        let memcache = Memcache::new();
-        TestVcpu { vm: self, ops: wrap(recorder()), recorder: recorder(), memcache }
+        let (ops, memcache) = (wrap(recorder()), Memcache::new());
+        TestVcpu { vm: self, index, ops, recorder: recorder(), memcache }
     }
 }
 
@@ -173,8 +182,10 @@ impl<'a, O: Operations, S: Sink> TestVcpu<'a, O, S> {
         for faults in 0..MAX_FAULTS {
             let translated = self.vm.mmu.walker().translate(&self.ops, ipa, access);
             let Err(fault) = translated else { return Ok(faults) };
-            let handled = self.vm.mmu.fault(&self.ops, &host, &mut self.memcache, fault)?;
-            if handled == Resolution::Resolved {
+            self.vm.faults.lock().unwrap().insert(self.index, fault);
+            let handled = self.vm.mmu.fault(&self.ops, &host, &mut self.memcache, fault);
+            self.vm.faults.lock().unwrap().remove(&self.index);
+            if handled? == Resolution::Resolved {
                 let Fault { ipa, access, status, level } = fault;
                 self.recorder.record(Action::Resume { ipa, access, status, level });
             } else {

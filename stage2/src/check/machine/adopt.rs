@@ -10,7 +10,7 @@ use alloc::{
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     check::{
-        Checker, StoreKind, Violation, entry::Invalidation, stale_entry::EntryChange,
+        Checker, StoreKind, entry::Invalidation, stale_entry::EntryChange,
         table_model::EntryPosition,
     },
     descriptor::Descriptor,
@@ -133,10 +133,5 @@ impl Checker {
     /// Cleans memory to the PoC without an invalidation.
     pub(super) fn clean(&mut self, phys: PhysAddr, size: u64) {
         self.caches.clean(self.current(), phys, size);
-    }
-
-    /// Removes and returns the violations.
-    pub(super) fn take_violations(&mut self) -> Vec<Violation> {
-        core::mem::take(&mut self.violations)
     }
 }
