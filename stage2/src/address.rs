@@ -1,12 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Addresses, typed by address space, so that a guest address cannot be passed as a host address.
 //!
-//! All types are transparent wrappers of a `u64` (field `.0`). Sizes are `u64` byte counts.
+//! All types are transparent wrappers of a `u64` (field `.0`). Sizes are `u64` byte counts. Addresses of
+//! entries and tables are physical, too, and step by entries instead of bytes.
 
 use core::{
     fmt,
     ops::{Add, AddAssign, Sub},
 };
+
+macro_rules! format_in_hex {
+    ($name:ident) => {
+        impl fmt::LowerHex for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::LowerHex::fmt(&self.0, f)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({:#x})"), self.0)
+            }
+        }
+    };
+}
 
 macro_rules! address {
     ($(#[$doc:meta])* $name:ident) => {
@@ -61,23 +84,7 @@ macro_rules! address {
             }
         }
 
-        impl fmt::LowerHex for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::LowerHex::fmt(&self.0, f)
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{:#x}", self.0)
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($name), "({:#x})"), self.0)
-            }
-        }
+        format_in_hex!($name);
     };
 }
 
@@ -99,7 +106,7 @@ address! {
 }
 
 /// Physical address of a table entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct EntryAddress(pub u64);
 
@@ -111,7 +118,7 @@ impl EntryAddress {
 }
 
 /// Physical address of a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct TableAddress(pub u64);
 
@@ -121,3 +128,6 @@ impl TableAddress {
         EntryAddress(self.0 + index * 8)
     }
 }
+
+format_in_hex!(EntryAddress);
+format_in_hex!(TableAddress);

@@ -9,7 +9,7 @@ use core::fmt;
 
 use thiserror::Error;
 
-use crate::address::{Ipa, TableAddress};
+use crate::address::{EntryAddress, Ipa, TableAddress};
 
 /// Address width in bits (Arm ARM D8.1.8, without FEAT_LPA and FEAT_LPA2).
 pub(crate) const ADDRESS_BITS: u32 = 48;
@@ -55,6 +55,11 @@ impl Granule {
             Self::K16 | Self::K64 => 1,
         };
         1 << (self.shift() + levels * self.level_bits())
+    }
+
+    /// Returns the table that contains an entry. Concatenated root tables count as separate ones.
+    pub const fn table_containing(self, entry: EntryAddress) -> TableAddress {
+        TableAddress(entry.0 & !(self.size() - 1))
     }
 
     /// Returns the granule with this page size in bytes.

@@ -25,7 +25,9 @@ const OTHER: Vmid = Vmid(0);
 
 #[derive(Debug)]
 pub(super) struct Guest {
-    pub(super) root: PhysAddr,
+    /// The number of the guest, in the order of first events.
+    pub(super) number: usize,
+    pub(super) root: TableAddress,
     pub(super) checker: Checker,
     /// Address of the lock's word, from the first store on that was made under a lock.
     pub(super) lock: Option<PhysAddr>,
@@ -42,12 +44,18 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    pub(super) fn new(root: PhysAddr, geometry: Geometry, features: Features, cpus: u8) -> Self {
-        let root_table = TableAddress(root.0);
-        let setup = Setup { geometry, features, vmid: OWN, root: root_table, cpus };
+    pub(super) fn new(
+        number: usize,
+        root: TableAddress,
+        geometry: Geometry,
+        features: Features,
+        cpus: u8,
+    ) -> Self {
+        let setup = Setup { geometry, features, vmid: OWN, root, cpus };
         let mut checker = Checker::new(setup);
         checker.defer_restrictions();
         Self {
+            number,
             root,
             checker,
             lock: None,

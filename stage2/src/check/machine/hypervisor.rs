@@ -50,9 +50,6 @@ pub enum Role {
     FreePage,
 }
 
-/// Flag of memory whose dirty pages are logged (Linux: `KVM_MEM_LOG_DIRTY_PAGES`).
-pub(super) const LOGS_DIRTY_PAGES: u64 = 1;
-
 /// A hypervisor.
 #[derive(Debug, Clone)]
 pub struct Hypervisor {

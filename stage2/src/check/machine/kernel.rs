@@ -4,8 +4,8 @@
 use alloc::{collections::BTreeMap, vec, vec::Vec};
 
 use super::{
-    calls::Thread,
     findings::{TableChange, TranslatedAddress},
+    step::Thread,
 };
 use crate::{
     address::{EntryAddress, PhysAddr, TableAddress},

@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Passes the events of a machine to the checker of the kernel's own tables, and its violations to the
-//! findings.
-
-use alloc::vec::Vec;
+//! Events that concern the kernel's own tables, passed to their checker.
 
 use super::{
-    event::{MachineAction, MachineEvent, OrderedAccesses},
-    findings::CheckedTables,
+    event::{MachineAction, MachineEvent, OrderedAccesses, barrier},
     hypervisor::Role,
-    observer::{Observer, cause, dsb, orders_stores},
+    observer::Observer,
 };
-use crate::{
-    address::PhysAddr,
-    check::{Cause, Violation},
-};
+use crate::address::PhysAddr;
 
 impl Observer {
     /// Passes an event to the checker of the kernel's own tables.
@@ -34,14 +27,14 @@ impl Observer {
                 kernel.store((cpu, thread), *entry, (*old, *new), *kind);
             }
             MachineAction::Dsb(accesses, domain) => {
-                if orders_stores(*accesses, *domain) {
+                if barrier::orders_stores(*accesses, *domain) {
                     kernel.order_stores(cpu);
                 }
-                if let Some(kind) = dsb(*accesses, *domain) {
+                if let Some(kind) = barrier::dsb(*accesses, *domain) {
                     kernel.barrier(cpu, kind, *accesses == OrderedAccesses::NonXs);
                 }
             }
-            MachineAction::Dmb(accesses, domain) if orders_stores(*accesses, *domain) => {
+            MachineAction::Dmb(accesses, domain) if barrier::orders_stores(*accesses, *domain) => {
                 kernel.order_stores(cpu);
             }
             MachineAction::HostWrite(page) => kernel.reuse_page(*page),
@@ -54,24 +47,6 @@ impl Observer {
             }
             MachineAction::Leave(number, _) => kernel.leave(*number, thread),
             _ => {}
-        }
-    }
-
-    /// Moves new violations of the kernel's tables to the findings.
-    pub(super) fn collect_kernel(&mut self, index: u64, event: &MachineEvent) {
-        for found in self.kernel.take_violations() {
-            if self.machine.disabled_rules.contains(&found.rule) {
-                continue;
-            }
-            let earlier = found.cause.filter(|_| event.stack.is_none());
-            let Cause { cpu, stack } = earlier.unwrap_or(cause(event));
-            let (rule, detail, cause) = (found.rule, found.detail, found.cause);
-            let violation = Violation { rule, event: index, cpu, detail, cause };
-            let change = self.kernel.last_changes[usize::from(cpu)];
-            let stack = stack.and_then(|number| self.stacks.get(&number));
-            let stack = stack.map_or(&[][..], Vec::as_slice);
-            let tables = CheckedTables::Kernel(self.kernel.root);
-            self.findings.add(violation, index, tables, (stack, change));
         }
     }
 }

@@ -19,11 +19,15 @@ mod hypervisor;
 mod kernel;
 mod kernel_events;
 mod lock;
+mod maintenance;
 mod observer;
 mod pages;
 mod registers;
 mod roots;
+mod step;
+mod table_stores;
 mod tlbi;
+mod violations;
 mod vmids;
 
 pub use self::{

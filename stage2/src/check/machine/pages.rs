@@ -7,9 +7,9 @@ use alloc::{
 };
 
 use crate::{
-    address::{PhysAddr, TableAddress},
+    address::{EntryAddress, TableAddress},
     descriptor::{Descriptor, EntryKind},
-    geometry::Level,
+    geometry::{Granule, Level},
 };
 
 #[derive(Debug, Clone)]
@@ -48,38 +48,39 @@ pub(super) fn child(entry: Descriptor, level: Level) -> Option<TableAddress> {
 /// Pages by their addresses; all have the same size.
 #[derive(Debug)]
 pub(super) struct Pages {
-    pages: BTreeMap<u64, TablePage>,
-    /// Addresses of pages that may have an unordered writer.
-    unordered: BTreeSet<u64>,
-    pub(super) size: u64,
+    pages: BTreeMap<TableAddress, TablePage>,
+    /// Pages that may have an unordered writer.
+    unordered: BTreeSet<TableAddress>,
+    granule: Granule,
 }
 
 impl Pages {
-    pub(super) const fn new(size: u64) -> Self {
-        Self { pages: BTreeMap::new(), unordered: BTreeSet::new(), size }
+    pub(super) const fn new(granule: Granule) -> Self {
+        Self { pages: BTreeMap::new(), unordered: BTreeSet::new(), granule }
     }
 
-    pub(super) fn insert(&mut self, table: PhysAddr, page: TablePage) {
+    pub(super) fn insert(&mut self, table: TableAddress, page: TablePage) {
         if page.unordered_writer.is_some() {
-            self.unordered.insert(table.0);
+            self.unordered.insert(table);
         }
-        self.pages.insert(table.0, page);
+        self.pages.insert(table, page);
     }
 
-    pub(super) fn get(&self, table: PhysAddr) -> Option<&TablePage> {
-        self.pages.get(&table.0)
+    pub(super) fn get(&self, table: TableAddress) -> Option<&TablePage> {
+        self.pages.get(&table)
     }
 
     /// Returns the page of an entry, and the entry's index.
-    pub(super) fn of_entry(&mut self, entry: PhysAddr) -> Option<(&mut TablePage, u16)> {
-        let page = self.pages.get_mut(&entry.align_down(self.size).0)?;
-        let index = u16::try_from(entry.offset_in(self.size) / 8).ok()?;
+    pub(super) fn of_entry(&mut self, entry: EntryAddress) -> Option<(&mut TablePage, u16)> {
+        let table = self.granule.table_containing(entry);
+        let page = self.pages.get_mut(&table)?;
+        let index = u16::try_from((entry.0 - table.0) / 8).ok()?;
         Some((page, index))
     }
 
     /// Records a store to a page that belongs to no guest.
-    pub(super) fn set_writer(&mut self, entry: PhysAddr, cpu: u8) {
-        let table = entry.align_down(self.size).0;
+    pub(super) fn set_writer(&mut self, entry: EntryAddress, cpu: u8) {
+        let table = self.granule.table_containing(entry);
         if let Some(page) = self.pages.get_mut(&table) {
             page.unordered_writer = Some(cpu);
             self.unordered.insert(table);
@@ -105,7 +106,7 @@ impl Pages {
         let mut found = Vec::new();
         let mut pending = Vec::from([table]);
         while let Some(at) = pending.pop() {
-            let Some(page) = self.pages.get_mut(&at.0) else { continue };
+            let Some(page) = self.pages.get_mut(&at) else { continue };
             // A table that is linked twice would lead to an endless walk.
             if page.guest.replace(guest) == Some(guest) {
                 continue;
@@ -121,15 +122,15 @@ impl Pages {
     pub(super) fn forget(&mut self, table: TableAddress) {
         let mut pending = Vec::from([table]);
         while let Some(at) = pending.pop() {
-            if let Some(page) = self.pages.remove(&at.0) {
+            if let Some(page) = self.pages.remove(&at) {
                 pending.extend(page.children());
             }
         }
     }
 
     /// Removes and returns the pages of a destroyed guest.
-    pub(super) fn remove(&mut self, guest: usize) -> Vec<PhysAddr> {
+    pub(super) fn remove(&mut self, guest: usize) -> Vec<TableAddress> {
         let removed = self.pages.extract_if(.., |_, page| page.guest == Some(guest));
-        removed.map(|(table, _)| PhysAddr(table)).collect()
+        removed.map(|(table, _)| table).collect()
     }
 }

@@ -3,7 +3,7 @@
 //! the translation regime to which a TLB invalidation applies; features by identification registers.
 
 use crate::{
-    address::PhysAddr,
+    address::TableAddress,
     check::tlbi_operand::Encoding,
     engine::Features,
     geometry::{Geometry, Granule},
@@ -46,9 +46,9 @@ pub(super) struct Registers {
 
 impl Registers {
     /// Returns the address of the root table, or `None` if no table is selected.
-    pub(super) const fn root(self) -> Option<PhysAddr> {
+    pub(super) const fn root(self) -> Option<TableAddress> {
         let root = self.vttbr & 0x0000_ffff_ffff_fffe;
-        if root == 0 { None } else { Some(PhysAddr(root)) }
+        if root == 0 { None } else { Some(TableAddress(root)) }
     }
 
     pub(super) const fn vmid(self) -> Vmid {

@@ -10,9 +10,8 @@ use super::{
     pages::{Pages, TablePage},
 };
 use crate::{
-    address::{EntryAddress, PhysAddr, TableAddress},
+    address::{PhysAddr, TableAddress},
     check::{Action, Cause, Rule},
-    descriptor::Descriptor,
     geometry::Geometry,
     operations::{Dsb, Vmid},
 };
@@ -22,7 +21,7 @@ impl Observer {
     ///
     /// A hypervisor may write VTTBR_EL2 before VTCR_EL2, which is valid when it enables stage 2: then an
     /// unsupported root is looked at again. Before that, VTCR_EL2 may be that of another guest.
-    pub(super) fn select(&mut self, cpu: u8) {
+    fn select(&mut self, cpu: u8) {
         let registers = self.registers[usize::from(cpu)];
         if let Some(root) = registers.root()
             && !self.by_root.contains_key(&root)
@@ -54,8 +53,28 @@ impl Observer {
         }
     }
 
-    fn add_guest(&mut self, cpu: u8, root: PhysAddr, geometry: Geometry) {
-        let mut guest = Guest::new(root, geometry, self.features(), self.machine.cpus);
+    /// Writes VTTBR_EL2.
+    pub(super) fn set_vttbr(&mut self, write: Cause, value: u64) {
+        let registers = &mut self.registers[usize::from(write.cpu)];
+        (registers.vttbr, registers.needs_isb) = (value, true);
+        registers.vttbr_stack = write.stack;
+        self.select(write.cpu);
+    }
+
+    /// Writes HCR_EL2, with which a CPU enters and leaves a guest.
+    pub(super) fn set_hcr(&mut self, cpu: u8, value: u64) {
+        let registers = &mut self.registers[usize::from(cpu)];
+        registers.hcr = value;
+        if registers.runs_guest() {
+            self.calls.enter_guest(cpu);
+        }
+        self.select(cpu);
+    }
+
+    fn add_guest(&mut self, cpu: u8, root: TableAddress, geometry: Geometry) {
+        // Numbers are never used again: pages of a destroyed guest keep its number.
+        let number = usize::try_from(self.totals.guests).unwrap_or(usize::MAX);
+        let mut guest = Guest::new(number, root, geometry, self.features(), self.machine.cpus);
         if self.machine.hypervisor.locked_entry.is_none() {
             guest.checker.share_plain_relaxations();
         }
@@ -68,48 +87,44 @@ impl Observer {
             // The switch preceded the first event of the guest.
             guest.check(other, Action::Isb);
         }
-        // Numbers are never used again: pages of a destroyed guest keep its number.
-        let number = usize::try_from(self.totals.guests).unwrap_or(usize::MAX);
         self.by_root.insert(root, number);
         self.guests.insert(number, guest);
         self.totals.guests += 1;
-        let granule = geometry.granule().size();
-        self.calls.set_page_size(granule);
+        let granule = geometry.granule();
+        self.calls.set_granule(granule);
         self.pages.get_or_insert_with(|| Pages::new(granule));
         for index in 0..geometry.root_tables() {
-            self.adopt_root(cpu, number, root + index * granule);
+            self.adopt_root(cpu, number, TableAddress(root.0 + index * granule.size()));
         }
     }
 
     /// Adopts the entries of a root table that were made before the guest first ran.
-    fn adopt_root(&mut self, cpu: u8, number: usize, table: PhysAddr) {
+    fn adopt_root(&mut self, cpu: u8, number: usize, table: TableAddress) {
         let Some(pages) = &mut self.pages else { return };
         let Some(guest) = self.guests.get_mut(&number) else { return };
-        for (at, page) in pages.assign(TableAddress(table.0), number) {
+        for (at, page) in pages.assign(table, number) {
             let checker = &mut guest.checker;
-            match at.0 == table.0 {
-                true => {
-                    for (index, value) in page.entries {
-                        let entry = EntryAddress(table.0 + u64::from(index) * 8);
-                        checker.adopt_entry(usize::from(cpu), entry, Descriptor(value));
-                    }
-                }
-                false => checker.adopt_table(at, page.descriptors(), page.writer()),
+            if at != table {
+                checker.adopt_table(at, page.descriptors(), page.writer());
+                continue;
+            }
+            for (index, value) in page.descriptors() {
+                checker.adopt_entry(usize::from(cpu), table.entry(index), value);
             }
         }
     }
 
     /// Adds a page that has become a table.
-    pub(super) fn add_table(&mut self, cpu: u8, table: PhysAddr, page: TablePage) {
+    pub(super) fn add_table(&mut self, cpu: u8, table: TableAddress, page: TablePage) {
         // The CPU that changes a table may have run no guest: all guests have the same granule.
         let own = self.registers[usize::from(cpu)].geometry();
         let any = || self.registers.iter().find_map(|registers| registers.geometry());
         let Some(geometry) = own.or_else(any) else { return };
-        let granule = geometry.granule().size();
+        let granule = geometry.granule();
         self.pages.get_or_insert_with(|| Pages::new(granule)).insert(table, page);
         // The root of a guest that is known already: VTTBR_EL2 was written before the event of its table.
         if let Some((root, number)) = self.by_root.range(..=table).next_back()
-            && table.0 < root.0 + geometry.root_tables() * granule
+            && table.0 < root.0 + geometry.root_alignment()
         {
             self.adopt_root(cpu, *number, table);
         }
@@ -121,7 +136,7 @@ impl Observer {
     }
 
     /// Ends the checks of a guest: its tables are freed without the lock.
-    pub(super) fn free(&mut self, root: PhysAddr) {
+    pub(super) fn free(&mut self, root: TableAddress) {
         self.host_roots.remove(&root);
         self.unsupported_roots.remove(&root);
         let Some(number) = self.by_root.remove(&root) else { return };
