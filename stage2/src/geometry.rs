@@ -163,14 +163,17 @@ pub struct GeometryError {
 
 /// Error returned for a root that VTTBR_EL2 cannot select.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[allow(missing_docs, reason = "fields are the first address of the root and its bytes")]
+#[allow(
+    missing_docs,
+    reason = "fields are the first table of the root and the bytes of all its tables"
+)]
 pub enum RootError {
     /// Error returned when the root is not aligned to the size of all its tables.
-    #[error("root {root:#x}: not a multiple of {size:#x}, the size of its tables")]
-    Misaligned { root: u64, size: u64 },
+    #[error("root {root}: not a multiple of {size:#x}, the size of its tables")]
+    Misaligned { root: TableAddress, size: u64 },
     /// Error returned when the root extends beyond the output address size of descriptors.
-    #[error("root {root:#x}, {size:#x} bytes: beyond 48 address bits")]
-    OutOfRange { root: u64, size: u64 },
+    #[error("root {root}, {size:#x} bytes: beyond 48 address bits")]
+    OutOfRange { root: TableAddress, size: u64 },
 }
 
 impl Geometry {
@@ -273,11 +276,11 @@ impl Geometry {
 
     /// Checks the address of the first root table.
     pub(crate) const fn check_root(&self, root: TableAddress) -> Result<(), RootError> {
-        let (TableAddress(root), size) = (root, self.root_alignment());
-        if root & (size - 1) != 0 {
+        let size = self.root_alignment();
+        if root.0 & (size - 1) != 0 {
             return Err(RootError::Misaligned { root, size });
         }
-        if root > (1 << ADDRESS_BITS) - size {
+        if root.0 > (1 << ADDRESS_BITS) - size {
             return Err(RootError::OutOfRange { root, size });
         }
         Ok(())
@@ -358,17 +361,17 @@ mod tests {
     #[test]
     fn a_root_is_aligned_to_all_its_tables_and_below_48_bits() {
         let geometry = Geometry::new(Granule::K4, 42).unwrap();
-        let check = |root| geometry.check_root(TableAddress(root));
+        let check = |root| geometry.check_root(root);
         assert_eq!((geometry.root_tables(), geometry.root_alignment()), (8, 0x8000));
 
         let size = 0x8000;
-        for root in [0x8000_1000, 0x8000_4000, 0x8000_0008, (1 << 48) + 0x1000] {
+        for root in [0x8000_1000, 0x8000_4000, 0x8000_0008, (1 << 48) + 0x1000].map(TableAddress) {
             assert_eq!(check(root), Err(RootError::Misaligned { root, size }));
         }
-        for root in [1 << 48, 1 << 63] {
+        for root in [1 << 48, 1 << 63].map(TableAddress) {
             assert_eq!(check(root), Err(RootError::OutOfRange { root, size }));
         }
-        assert_eq!([0x8000_0000, (1 << 48) - size].map(check), [Ok(()); 2]);
+        assert_eq!([0x8000_0000, (1 << 48) - size].map(TableAddress).map(check), [Ok(()); 2]);
     }
 
     #[test]

@@ -181,11 +181,11 @@ fn a_pool_is_refused_with_the_values_that_do_not_fit() {
     let create = |base, tables: usize, words| {
         Pool::new(PhysAddr(base), &geometry, zeroed_words(tables * 512), zeroed_words(words)).err()
     };
-    let (root, size) = (0x8000_1000, 0x2000);
+    let (root, beyond, size) = (TableAddress(0x8000_1000), TableAddress(1 << 48), 0x2000);
 
     for (base, tables, words, error) in [
-        (root, 4, 8, PoolError::Root(RootError::Misaligned { root, size })),
-        (1 << 48, 4, 8, PoolError::Root(RootError::OutOfRange { root: 1 << 48, size })),
+        (root.0, 4, 8, PoolError::Root(RootError::Misaligned { root, size })),
+        (beyond.0, 4, 8, PoolError::Root(RootError::OutOfRange { root: beyond, size })),
         (0x8000_0000, 1, 8, PoolError::TableCount { tables: 1, root_tables: 2 }),
         (0x8000_0000, 4, 7, PoolError::Metadata { words: 7, tables: 4 }),
         (
@@ -199,6 +199,6 @@ fn a_pool_is_refused_with_the_values_that_do_not_fit() {
     }
     assert_eq!(create(0x8000_0000, 4, 8), None);
     let features = ALL_FEATURES;
-    let table = Stage2::new(geometry, features, Policy::GRANULE, VMID, TableAddress(root));
+    let table = Stage2::new(geometry, features, Policy::GRANULE, VMID, root);
     assert_eq!(table.err(), Some(RootError::Misaligned { root, size }));
 }

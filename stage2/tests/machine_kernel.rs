@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use granule_stage2::{
-    PhysAddr, VirtAddr,
+    PhysAddr, TableAddress, VirtAddr,
     check::{
         Rule,
         machine::{
@@ -281,7 +281,7 @@ fn a_finding_names_the_address_of_the_kernel() {
 
     let findings = observer.findings();
     let [Finding { tables, change, detail, .. }] = findings[..] else { panic!("{findings:?}") };
-    assert_eq!(*tables, CheckedTables::Kernel(PhysAddr(0x4100_0000)));
+    assert_eq!(*tables, CheckedTables::Kernel(TableAddress(0x4100_0000)));
     let address = TranslatedAddress::Kernel(VirtAddr(0xff_0000_0000_0000));
     assert_eq!(
         change.map(|change| (change.address, change.new)),

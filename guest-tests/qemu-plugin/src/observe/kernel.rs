@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The tables of the running kernel: those of TTBR1, in the regime EL1&0 or, with VHE, EL2&0.
 
-use granule_stage2::{PhysAddr, check::machine::event::MachineAction};
+use granule_stage2::{PhysAddr, TableAddress, check::machine::event::MachineAction};
 
 use super::{
     instruction::KernelRegister,
@@ -81,7 +81,7 @@ impl KernelTables {
         {
             self.tables.remove_root(pages, before);
         }
-        Some((MachineAction::SetKernelRoot(level, root), added))
+        Some((MachineAction::SetKernelRoot(level, TableAddress(root.0)), added))
     }
 
     /// Returns whether no other CPU translates by the kernel's tables.

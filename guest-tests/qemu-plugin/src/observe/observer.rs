@@ -12,7 +12,7 @@ use std::{
 };
 
 use granule_stage2::{
-    PhysAddr,
+    EntryAddress, PhysAddr, TableAddress,
     check::{
         StoreKind,
         machine::{IDENTIFICATION, MachineAction},
@@ -38,12 +38,14 @@ use super::{
 type NewTableAction = fn(NewTable, Option<u8>) -> MachineAction;
 
 fn table_action(table: NewTable, unordered_writer: Option<u8>) -> MachineAction {
-    let NewTable { address: table, level, entries, .. } = table;
+    let NewTable { address, level, entries, .. } = table;
+    let table = TableAddress(address.0);
     MachineAction::Table { table, level, unordered_writer, entries }
 }
 
 fn kernel_table_action(table: NewTable, unordered_writer: Option<u8>) -> MachineAction {
-    let NewTable { address: table, level, entries, .. } = table;
+    let NewTable { address, level, entries, .. } = table;
+    let table = TableAddress(address.0);
     MachineAction::KernelTable { table, level, unordered_writer, entries }
 }
 
@@ -312,7 +314,7 @@ impl Observer {
         let Some(root) = root.and_then(|root| self.machine.translate(root)) else { return };
         let state = &mut *self.state();
         if state.tables.remove_root(&self.pages, root) {
-            state.trace.emit(cpu, MachineAction::Free(root), None);
+            state.trace.emit(cpu, MachineAction::Free(TableAddress(root.0)), None);
         }
     }
 
@@ -332,7 +334,8 @@ impl Observer {
             }
             for change in changes {
                 self.report_tables(state, cpu, change.tables, action);
-                let (entry, old, new) = (change.entry, change.old, change.new);
+                let (old, new) = (change.old, change.new);
+                let entry = EntryAddress(change.entry.0);
                 let stack = state.trace.stack(&*self.machine, cpu, address);
                 state.trace.emit(cpu, MachineAction::Store { entry, old, new, kind }, stack);
             }

@@ -9,7 +9,7 @@ use alloc::{
 
 use super::event::{MachineAction, MachineEvent};
 use crate::{
-    address::{Ipa, PhysAddr, VirtAddr},
+    address::{Ipa, TableAddress, VirtAddr},
     check::{Rule, Violation},
     geometry::Level,
     operations::Vmid,
@@ -48,9 +48,9 @@ pub struct TableChange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckedTables {
     /// The stage-2 tables of a guest: the root table, and the VMID at the event.
-    Guest(PhysAddr, Vmid),
+    Guest(TableAddress, Vmid),
     /// The stage-1 tables of the running kernel: the last root.
-    Kernel(PhysAddr),
+    Kernel(TableAddress),
 }
 
 /// A defect: a violated rule and the place in the hypervisor.

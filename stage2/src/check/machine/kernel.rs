@@ -70,7 +70,7 @@ pub(super) struct Kernel {
     changed_by: BTreeMap<EntryAddress, Thread>,
     /// The last change of the tables by each CPU.
     pub(super) last_changes: Vec<Option<TableChange>>,
-    pub(super) root: PhysAddr,
+    pub(super) root: TableAddress,
     pub(super) stores: u64,
     pub(super) unsupported_roots: u64,
 }
@@ -86,7 +86,7 @@ impl Kernel {
             calls: Vec::new(),
             changed_by: BTreeMap::new(),
             last_changes: vec![None; cpus],
-            root: PhysAddr(0),
+            root: TableAddress(0),
             stores: 0,
             unsupported_roots: 0,
         }
@@ -110,11 +110,10 @@ impl Kernel {
     }
 
     /// Selects a root on a CPU whose kernel runs at an exception level. `bbm` is the level of FEAT_BBM.
-    pub(super) fn select_root(&mut self, cpu: u8, (el, root): (u8, PhysAddr), bbm: u8) {
+    pub(super) fn select_root(&mut self, cpu: u8, (el, root): (u8, TableAddress), bbm: u8) {
         let registers = &mut self.registers[usize::from(cpu)];
         let geometry = registers.geometry();
-        let next = (el, TableAddress(root.0));
-        let before = registers.root.replace(next);
+        let before = registers.root.replace((el, root));
         if self.checker.is_none() {
             let cpus = u8::try_from(self.registers.len()).unwrap_or(u8::MAX);
             self.checker = geometry.map(|geometry| Stage1Checker::new(geometry, cpus, bbm));
@@ -134,13 +133,13 @@ impl Kernel {
         let before = before.map(|(_, root)| root);
         let is_used = |root| self.registers.iter().any(|cpu| cpu.root.map(|one| one.1) == root);
         let unused = before.filter(|root| !is_used(Some(*root)));
-        checker.select_root(next.1, unused);
+        checker.select_root(root, unused);
         self.root = root;
     }
 
     pub(super) fn add_table(
         &mut self,
-        table: PhysAddr,
+        table: TableAddress,
         unordered_writer: Option<u8>,
         entries: &[(u16, u64)],
     ) {
@@ -148,7 +147,6 @@ impl Kernel {
         let entries = entries.map(|(index, value)| (u64::from(*index), Stage1Entry(*value)));
         let unordered_writer = unordered_writer.map(usize::from);
         let contents = NewTable { entries: entries.collect(), unordered_writer };
-        let table = TableAddress(table.0);
         match &mut self.checker {
             Some(checker) => checker.add_table(table, contents),
             None => self.new_tables.push((table, contents)),
@@ -158,16 +156,15 @@ impl Kernel {
     pub(super) fn store(
         &mut self,
         (cpu, thread): (u8, Thread),
-        entry: PhysAddr,
+        entry: EntryAddress,
         (old, new): (u64, u64),
         kind: StoreKind,
     ) {
         let Some(checker) = &mut self.checker else { return };
-        let at = EntryAddress(entry.0);
         let values = (Stage1Entry(old), Stage1Entry(new));
-        let Some(position) = checker.store(usize::from(cpu), at, values, kind) else { return };
+        let Some(position) = checker.store(usize::from(cpu), entry, values, kind) else { return };
         self.stores += 1;
-        self.changed_by.insert(at, thread);
+        self.changed_by.insert(entry, thread);
         let address = TranslatedAddress::Kernel(position.ipa);
         let change = TableChange { address, level: position.level, old, new };
         self.last_changes[usize::from(cpu)] = Some(change);

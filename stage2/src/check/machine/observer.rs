@@ -34,7 +34,7 @@ use super::{
     vmids::Vmids,
 };
 use crate::{
-    address::{EntryAddress, PhysAddr, TableAddress},
+    address::{PhysAddr, TableAddress},
     check::{Action, LeafCount, MAX_CPUS, Rule, cache_model::AddressSet},
     descriptor::Descriptor,
     engine::Features,
@@ -203,11 +203,11 @@ impl Observer {
                 let entries = entries.iter().map(|(index, value)| (*index, normalize(*value)));
                 let entries = entries.collect();
                 let page = TablePage { level, entries, unordered_writer, guest: None };
-                self.add_table(cpu, TableAddress(table.0), page);
+                self.add_table(cpu, *table, page);
             }
             MachineAction::Store { entry, old, new, kind } => {
                 let (old, new) = (Descriptor(normalize(*old)), Descriptor(normalize(*new)));
-                self.store(event.cause(), EntryAddress(entry.0), (old, new), *kind);
+                self.store(event.cause(), *entry, (old, new), *kind);
             }
             MachineAction::Dsb(accesses, domain) => {
                 self.order_stores(cpu, *accesses, *domain);
@@ -228,7 +228,7 @@ impl Observer {
             }
             MachineAction::Enter(number, arguments) => self.enter(event, *number, *arguments),
             MachineAction::Leave(number, result) => self.leave(event, *number, *result),
-            MachineAction::Free(root) => self.free(TableAddress(root.0)),
+            MachineAction::Free(root) => self.free(*root),
             _ => {} // the kernel's own tables
         }
     }

@@ -5,10 +5,7 @@
 use alloc::vec::Vec;
 
 use super::{event::MachineEvent, findings::CheckedTables, observer::Observer};
-use crate::{
-    address::PhysAddr,
-    check::{Cause, Rule, Violation},
-};
+use crate::check::{Cause, Rule, Violation};
 
 impl Observer {
     /// Moves new violations to the findings.
@@ -39,7 +36,7 @@ impl Observer {
                 }
                 let stack = stack.and_then(|number| self.stacks.get(&number));
                 let stack = stack.map_or(&[][..], Vec::as_slice);
-                let tables = CheckedTables::Guest(PhysAddr(guest.root.0), vmid);
+                let tables = CheckedTables::Guest(guest.root, vmid);
                 self.findings.add(violation, index, tables, (stack, change));
             }
         }

@@ -64,7 +64,7 @@ mod text;
 use alloc::{string::String, vec::Vec};
 
 use crate::{
-    address::PhysAddr,
+    address::{EntryAddress, PhysAddr, TableAddress},
     check::{Cause, StoreKind},
     geometry::Level,
 };
@@ -111,7 +111,7 @@ pub enum MachineAction {
     /// A page becomes a table, because an entry or VTTBR_EL2 points at it.
     Table {
         /// The first byte of the page.
-        table: PhysAddr,
+        table: TableAddress,
         /// The level of the table.
         level: Level,
         /// The CPU that has written the page since its last `DSB`, if any.
@@ -122,7 +122,7 @@ pub enum MachineAction {
     /// Changes an entry of a table.
     Store {
         /// The address of the entry.
-        entry: PhysAddr,
+        entry: EntryAddress,
         /// The value before.
         old: u64,
         /// The value after.
@@ -160,7 +160,7 @@ pub enum MachineAction {
     /// Leaves a function: its number, and its result.
     Leave(u16, u64),
     /// Writes TTBR1 of the running kernel, whose exception level it names: the root table.
-    SetKernelRoot(u8, PhysAddr),
+    SetKernelRoot(u8, TableAddress),
     /// Writes TCR of the running kernel.
     SetKernelTcr(u64),
     /// Writes MAIR of the running kernel.
@@ -168,7 +168,7 @@ pub enum MachineAction {
     /// A page becomes a table of the kernel, because an entry or TTBR1 points at it.
     KernelTable {
         /// The first byte of the page.
-        table: PhysAddr,
+        table: TableAddress,
         /// The level of the table.
         level: Level,
         /// The CPU that has written the page since its last barrier of stores, if any.
@@ -179,7 +179,7 @@ pub enum MachineAction {
     /// A TLB invalidation of the kernel's regime: its name in lower case, and its operand.
     KernelTlbi(String, u64),
     /// Starts to free a tree; its pages are no longer tables. The address of its first root table.
-    Free(PhysAddr),
+    Free(TableAddress),
 }
 
 /// Instructions that an `IC` invalidates.

@@ -9,7 +9,11 @@ use core::{
 use thiserror::Error;
 
 use super::{Domain, IcScope, MachineAction, MachineEvent, OrderedAccesses, barrier};
-use crate::{address::PhysAddr, check::StoreKind, geometry::Level};
+use crate::{
+    address::{EntryAddress, PhysAddr, TableAddress},
+    check::StoreKind,
+    geometry::Level,
+};
 
 /// Error returned for a line that is no event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -59,6 +63,10 @@ impl<'a> Words<'a> {
         if phys >> 52 == 0 { Ok(PhysAddr(phys)) } else { Err(NO_NUMBER) }
     }
 
+    fn table_address(&mut self) -> ParseResult<TableAddress> {
+        self.phys().map(|phys| TableAddress(phys.0))
+    }
+
     fn size(&mut self) -> ParseResult<u64> {
         self.phys().map(|size| size.0)
     }
@@ -68,7 +76,7 @@ impl<'a> Words<'a> {
     }
 
     fn table(&mut self, is_kernel: bool) -> ParseResult<MachineAction> {
-        let table = self.phys()?;
+        let table = self.table_address()?;
         let level = Level::new(self.decimal()?).ok_or(NO_NUMBER)?;
         let unordered_writer = match self.word()? {
             "-" => None,
@@ -86,7 +94,8 @@ impl<'a> Words<'a> {
     }
 
     fn store(&mut self) -> ParseResult<MachineAction> {
-        let (entry, old, new) = (self.phys()?, self.hex()?, self.hex()?);
+        let entry = self.phys().map(|phys| EntryAddress(phys.0))?;
+        let (old, new) = (self.hex()?, self.hex()?);
         let word = self.word()?;
         let (_, kind) = *STORE_KINDS.iter().find(|(name, _)| *name == word).ok_or(UNKNOWN)?;
         Ok(MachineAction::Store { entry, old, new, kind })
@@ -113,7 +122,7 @@ impl<'a> Words<'a> {
             "hcr" => MachineAction::SetHcr(self.hex()?),
             "table" => self.table(false)?,
             "ktable" => self.table(true)?,
-            "kroot" => MachineAction::SetKernelRoot(self.decimal()?, self.phys()?),
+            "kroot" => MachineAction::SetKernelRoot(self.decimal()?, self.table_address()?),
             "ktcr" => MachineAction::SetKernelTcr(self.hex()?),
             "kmair" => MachineAction::SetKernelMair(self.hex()?),
             "ktlbi" => MachineAction::KernelTlbi(self.word()?.into(), self.hex()?),
@@ -144,7 +153,7 @@ impl<'a> Words<'a> {
                 MachineAction::Enter(number, arguments)
             }
             "leave" => MachineAction::Leave(self.decimal()?, self.hex()?),
-            "free" => MachineAction::Free(self.phys()?),
+            "free" => MachineAction::Free(self.table_address()?),
             _ => return Err(UNKNOWN),
         })
     }
