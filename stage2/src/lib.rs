@@ -75,8 +75,8 @@ mod sync {
 pub use address::VirtAddr;
 pub use address::{EntryAddress, Ipa, PhysAddr, TableAddress};
 pub use engine::{
-    Access, ExclusiveWalk, Fault, FaultStatus, Features, MapError, MapRequest, Mapper, SharedWalk,
-    Stage2, Translation, Walker,
+    Access, BbmLevel, ExclusiveWalk, Fault, FaultStatus, Features, MapError, MapRequest, Mapper,
+    SharedWalk, Stage2, Translation, Walker,
 };
 pub use memcache::Memcache;
 pub use operations::Operations;

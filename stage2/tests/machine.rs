@@ -6,7 +6,10 @@
 
 mod support;
 
-use granule_stage2::check::{Rule, machine::LockType};
+use granule_stage2::{
+    BbmLevel,
+    check::{Rule, machine::LockType},
+};
 use support::machine::{observe, rules, rules_with_bbm};
 
 /// Two guests run; the first one maps a page, then a block of the same addresses, as CPU 0 of a
@@ -161,7 +164,8 @@ fn a_block_is_split_in_place_at_level_3_of_feat_bbm_alone() {
 "
     );
 
-    let violated = [0, 2, 3].map(|level| rules_with_bbm(level, &split));
+    let violated =
+        [BbmLevel::L0, BbmLevel::L2, BbmLevel::L3].map(|level| rules_with_bbm(level, &split));
 
     assert_eq!(violated, [vec![Rule::BreakBeforeMake], vec![Rule::BlockSizeChange], vec![]]);
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use granule_stage2::{
-    PhysAddr, TableAddress, VirtAddr,
+    BbmLevel, PhysAddr, TableAddress, VirtAddr,
     check::{
         Rule,
         machine::{
@@ -40,7 +40,7 @@ const TABLES: &str = "
 1 kroot 2 41000000
 ";
 
-fn observe(trace: &str, bbm: u8) -> Observer {
+fn observe(trace: &str, bbm: BbmLevel) -> Observer {
     let functions = [(CHANGE, Role::ChangeKernel), (FREE, Role::FreePage)];
     let lock = LockType::Spinlock;
     let functions = BTreeMap::from(functions);
@@ -61,12 +61,12 @@ fn observe(trace: &str, bbm: u8) -> Observer {
 }
 
 /// Returns the rules that a trace violates on CPUs with a level of FEAT_BBM.
-fn violated_with(bbm: u8, trace: &str) -> Vec<Rule> {
+fn violated_with(bbm: BbmLevel, trace: &str) -> Vec<Rule> {
     observe(&[TABLES, trace].concat(), bbm).findings().iter().map(|finding| finding.rule).collect()
 }
 
 fn violated(trace: &str) -> Vec<Rule> {
-    violated_with(0, trace)
+    violated_with(BbmLevel::L0, trace)
 }
 
 /// Removes the page by a store of CPU 0.
@@ -113,9 +113,9 @@ fn the_same_page_is_mapped_again_without_an_invalidation() {
 fn the_contiguous_bit_changes_by_an_invalid_entry_without_an_invalidation_from_level_2_on() {
     let contiguous = [BREAK, "0 store 41003000 0 78000048000703 plain\n"].concat();
 
-    assert_eq!(violated_with(0, &contiguous), [Rule::MakeBeforeInvalidated]);
-    assert_eq!(violated_with(2, &contiguous), []);
-    assert_eq!(violated_with(2, &[BREAK, MAKE].concat()), [Rule::MakeBeforeInvalidated]);
+    assert_eq!(violated_with(BbmLevel::L0, &contiguous), [Rule::MakeBeforeInvalidated]);
+    assert_eq!(violated_with(BbmLevel::L2, &contiguous), []);
+    assert_eq!(violated_with(BbmLevel::L2, &[BREAK, MAKE].concat()), [Rule::MakeBeforeInvalidated]);
 }
 
 #[test]
@@ -123,8 +123,9 @@ fn a_local_invalidation_is_enough_for_the_only_cpu() {
     let local = "0 dsb nshst\n0 ktlbi vaale1 ff000000000\n0 dsb nsh\n";
     let alone: String =
         TABLES.lines().filter(|line| !line.starts_with('1')).collect::<Vec<_>>().join("\n");
-    let run =
-        |start: &str| observe(&[start, "\n", BREAK, local, MAKE].concat(), 0).findings().len();
+    let run = |start: &str| {
+        observe(&[start, "\n", BREAK, local, MAKE].concat(), BbmLevel::L0).findings().len()
+    };
 
     assert_eq!(run(&alone), 0);
     assert_eq!(run(TABLES), 1);
@@ -146,8 +147,8 @@ fn a_valid_page_changes_its_permissions_in_place_and_nothing_else() {
         assert_eq!(violated(&change(new)), rules, "{new}");
     }
     let contiguous = change("78000048000703");
-    assert_eq!(violated_with(2, &contiguous), [Rule::BlockSizeChange]);
-    assert_eq!(violated_with(3, &contiguous), []);
+    assert_eq!(violated_with(BbmLevel::L2, &contiguous), [Rule::BlockSizeChange]);
+    assert_eq!(violated_with(BbmLevel::L3, &contiguous), []);
 }
 
 #[test]
@@ -163,11 +164,11 @@ fn a_block_is_split_in_place_only_with_level_2_and_equal_parts() {
     };
     let equal = split(0x0068_0000_4820_0703);
 
-    assert_eq!(violated_with(0, &equal), [Rule::BreakBeforeMake]);
-    assert_eq!(violated_with(2, &equal), [Rule::BlockSizeChange]);
-    assert_eq!(violated_with(3, &equal), []);
-    assert_eq!(violated_with(3, &split(0x0068_0000_4840_0703)), [Rule::BreakBeforeMake]);
-    assert_eq!(violated_with(3, &split(0x0068_0000_4820_070b)), [Rule::BreakBeforeMake]);
+    assert_eq!(violated_with(BbmLevel::L0, &equal), [Rule::BreakBeforeMake]);
+    assert_eq!(violated_with(BbmLevel::L2, &equal), [Rule::BlockSizeChange]);
+    assert_eq!(violated_with(BbmLevel::L3, &equal), []);
+    assert_eq!(violated_with(BbmLevel::L3, &split(0x0068_0000_4840_0703)), [Rule::BreakBeforeMake]);
+    assert_eq!(violated_with(BbmLevel::L3, &split(0x0068_0000_4820_070b)), [Rule::BreakBeforeMake]);
 
     // With nT, after the invalidation of the block without it.
     let (set, flush) = (
@@ -175,17 +176,20 @@ fn a_block_is_split_in_place_only_with_level_2_and_equal_parts() {
         "0 dsb ishst\n0 ktlbi vaale1is ff000000200\n0 dsb ish\n",
     );
     let with_nt = equal.replace("68000048200701 41004003", "68000048210701 41004003");
-    assert_eq!(violated_with(1, &[set, flush, &with_nt].concat()), []);
-    assert_eq!(violated_with(1, &[set, &with_nt].concat()), [Rule::BlockSizeChange]);
+    assert_eq!(violated_with(BbmLevel::L1, &[set, flush, &with_nt].concat()), []);
+    assert_eq!(violated_with(BbmLevel::L1, &[set, &with_nt].concat()), [Rule::BlockSizeChange]);
 
     // The table is replaced by the block again; it is in walk caches until an invalidation.
     let collapse = equal + "0 store 41002008 41004003 68000048200701 plain\n";
     let free = "0 enter 2 41004000 0 0 0\n";
     let all = "0 dsb ishst\n0 ktlbi vaae1is ff000000200\n0 dsb ish\n";
     let leaves = "0 dsb ishst\n0 ktlbi vaale1is ff000000200\n0 dsb ish\n";
-    assert_eq!(violated_with(3, &[&collapse, all, free].concat()), []);
-    assert_eq!(violated_with(3, &[&collapse, leaves, free].concat()), [Rule::FreedWhileWalked]);
-    assert_eq!(violated_with(3, &[&collapse, free].concat()), [Rule::FreedWhileWalked]);
+    assert_eq!(violated_with(BbmLevel::L3, &[&collapse, all, free].concat()), []);
+    assert_eq!(
+        violated_with(BbmLevel::L3, &[&collapse, leaves, free].concat()),
+        [Rule::FreedWhileWalked]
+    );
+    assert_eq!(violated_with(BbmLevel::L3, &[&collapse, free].concat()), [Rule::FreedWhileWalked]);
 }
 
 #[test]
@@ -277,7 +281,7 @@ fn a_root_that_no_cpu_uses_is_ordinary_memory() {
 
 #[test]
 fn a_finding_names_the_address_of_the_kernel() {
-    let observer = observe(&[TABLES, BREAK, MAKE].concat(), 0);
+    let observer = observe(&[TABLES, BREAK, MAKE].concat(), BbmLevel::L0);
 
     let findings = observer.findings();
     let [Finding { tables, change, detail, .. }] = findings[..] else { panic!("{findings:?}") };

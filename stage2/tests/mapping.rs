@@ -10,8 +10,8 @@ mod support;
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance, PhysAddr,
-    Policy, Stage2, UnmapBatching,
+    Access, BbmLevel, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance,
+    PhysAddr, Policy, Stage2, UnmapBatching,
     check::{Action, Checker, Event, Recorder},
     descriptor::{Attributes, Descriptor, MemoryType},
     epoch::EpochReclaim,
@@ -289,7 +289,7 @@ fn a_fault_on_a_replaced_page_makes_no_block_writable_under_dirty_logging() {
 }
 
 /// Returns the stores of a shared walker that coalesces a table of pages into a block.
-fn coalesce_stores(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
+fn coalesce_stores(bbm: BbmLevel, write: bool) -> Vec<(Descriptor, Descriptor)> {
     let geometry = Geometry::new(Granule::K4, 39).unwrap();
     let features = Features { bbm, ..ALL_FEATURES };
     let (pool, table, mut memcache) = fixture_with(geometry, features, Policy::GRANULE, 32);
@@ -317,10 +317,10 @@ fn coalescing_needs_no_break_with_bbm_3_and_equal_permissions() {
         stores.iter().any(|(_, new)| !new.is_valid())
     };
 
-    assert!(!breaks(3, true));
+    assert!(!breaks(BbmLevel::L3, true));
     // With FEAT_BBM level 2, nT needs two stores. A change of permissions needs a break.
-    assert!(breaks(2, true) && breaks(1, true) && breaks(0, true));
-    assert!(breaks(3, false));
+    assert!(breaks(BbmLevel::L2, true) && breaks(BbmLevel::L1, true) && breaks(BbmLevel::L0, true));
+    assert!(breaks(BbmLevel::L3, false));
 }
 
 #[test]

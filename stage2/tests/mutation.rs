@@ -36,7 +36,7 @@ use std::{
 };
 
 use granule_stage2::{
-    Access, Features, Ipa, Operations, Policy,
+    Access, BbmLevel, Features, Ipa, Operations, Policy,
     check::{Call, Checker, Effect, Hook, HookedOperations, Recorder, Reply},
     descriptor::EntryKind,
     geometry::Level,
@@ -388,7 +388,7 @@ const KNOWN: &[(&str, &str, Mutation, usize)] = &[
 #[test]
 fn the_checker_catches_97_percent_of_mutations() {
     let plain = Features::default();
-    let ranges = Features { tlb_range: true, bbm: 1, ..plain };
+    let ranges = Features { tlb_range: true, bbm: BbmLevel::L1, ..plain };
     let (mut caught, mut missed) = (0, BTreeMap::new());
     for (name, policy, features) in [
         ("linux-5.10", Policy::LINUX_5_10, plain),

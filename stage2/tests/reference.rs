@@ -8,7 +8,8 @@ mod support;
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, PhysAddr, Policy, Stage2,
+    Access, BbmLevel, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, PhysAddr,
+    Policy, Stage2,
     check::{Action, Checker, Recorder, Rule},
     descriptor::Attributes,
     epoch::EpochReclaim,
@@ -305,7 +306,7 @@ proptest! {
     #[test]
     fn every_page_translates_as_expected(
         ops in prop::collection::vec((any_op(), any::<u16>(), 0u16..700), 1..24),
-        bbm in 0u8..4,
+        bbm in (0u8..4).prop_map(|number| BbmLevel::new(number).unwrap()),
         tlb_range: bool,
         fwb: bool,
     ) {

@@ -4,8 +4,8 @@
 use core::sync::atomic::AtomicU64;
 
 use granule_stage2::{
-    Access, EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance, Operations,
-    PhysAddr, Policy, Stage2, TableAddress,
+    Access, BbmLevel, EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance,
+    Operations, PhysAddr, Policy, Stage2, TableAddress,
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule},
     operations::{Dsb, Order, Scope, Tlbi, UnlinkedTable, Vmid},
@@ -149,7 +149,7 @@ impl<const INVALIDATES: bool> EngineTable<INVALIDATES> {
             POOL.create(pool.expect("an aligned root, and enough tables for it"));
         let features = Features {
             dic: read_register!("ctr_el0") >> 29 & 1 != 0,
-            bbm: (read_register!("id_aa64mmfr2_el1") >> 52 & 0xf).min(2) as u8,
+            bbm: BbmLevel::of_id_register(read_register!("id_aa64mmfr2_el1")),
             ..Features::default()
         };
         let stage2 = Stage2::new(geometry, features, Policy::GRANULE, Vmid(VMID), pool.root());

@@ -7,8 +7,8 @@ use std::{
 };
 
 use granule_stage2::{
-    Access, EntryAddress, Features, Ipa, MapRequest, Memcache, Operations, PhysAddr, Policy,
-    Stage2, TableAddress,
+    Access, BbmLevel, EntryAddress, Features, Ipa, MapRequest, Memcache, Operations, PhysAddr,
+    Policy, Stage2, TableAddress,
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule},
     operations::{Dsb, Order, Tlbi, UnlinkedTable, Vmid},
@@ -96,9 +96,9 @@ impl Operations for DirectOperations {
 const MIN_TABLES: usize = 2;
 const MAX_TABLES: usize = 4;
 
-/// The engine's table for CPUs with FEAT_BBM level `BBM` that need no CMOs. The other crates
+/// The engine's table for CPUs that need no CMOs, and with `BBM` no break to change sizes. The other crates
 /// perform none.
-pub struct Engine<const BBM: u8> {
+pub struct Engine<const BBM: bool> {
     table: Stage2,
     memcache: Memcache,
 }
@@ -108,12 +108,13 @@ fn request(ipa: u64, size: u64, max_leaf_size: u64) -> MapRequest {
     MapRequest { max_leaf_size, ..request }
 }
 
-impl<const BBM: u8> BenchTable for Engine<BBM> {
-    const NAME: &'static str = if BBM == 0 { "granule" } else { "granule, FEAT_BBM" };
+impl<const BBM: bool> BenchTable for Engine<BBM> {
+    const NAME: &'static str = if BBM { "granule, FEAT_BBM" } else { "granule" };
 
     fn new() -> Self {
         let geometry = Geometry::new(Granule::K4, 39).expect("a valid width");
-        let features = Features { fwb: true, dic: true, tlb_range: true, bbm: BBM };
+        let bbm = if BBM { BbmLevel::L3 } else { BbmLevel::L0 };
+        let features = Features { fwb: true, dic: true, tlb_range: true, bbm };
         let root = TableAddress(take_zeroed_page() as u64);
         let table = Stage2::new(geometry, features, Policy::GRANULE, Vmid(1), root);
         let table = table.expect("an aligned page");
@@ -179,7 +180,7 @@ impl<const BBM: u8> BenchTable for Engine<BBM> {
     }
 }
 
-impl<const BBM: u8> Drop for Engine<BBM> {
+impl<const BBM: bool> Drop for Engine<BBM> {
     fn drop(&mut self) {
         self.memcache.drain(&DirectOperations);
         self.table.clear(&DirectOperations);

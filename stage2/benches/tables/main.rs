@@ -147,9 +147,10 @@ impl Figures {
         }
         println!("\ngroup,what,value,unit");
         for (operation, figures) in &self.0 {
-            let others = figures.iter().filter(|(table, _)| !table.starts_with(Engine::<0>::NAME));
+            let others =
+                figures.iter().filter(|(table, _)| !table.starts_with(Engine::<false>::NAME));
             let fastest = others.min_by(|a, b| a.1.total_cmp(b.1));
-            if let (Some(own), Some((other, ns))) = (figures.get(Engine::<0>::NAME), fastest) {
+            if let (Some(own), Some((other, ns))) = (figures.get(Engine::<false>::NAME), fastest) {
                 println!("time relative to granule,\"{operation}\",{:.2},× {other}", ns / own);
             }
         }
@@ -191,11 +192,11 @@ fn main() {
         .without_plots()
         .configure_from_args();
     let mut figures = Figures::default();
-    figures.bench_all::<Engine<0>>(&mut c);
+    figures.bench_all::<Engine<false>>(&mut c);
     figures.bench_all::<Aarch64Paging>(&mut c);
     figures.bench_all::<PageTableMultiarch>(&mut c);
     figures.bench_all::<PageTableGeneric>(&mut c);
-    let coalesce: Step<Engine<3>> = |table| table.coalesce_each(BLOCKS);
+    let coalesce: Step<Engine<true>> = |table| table.coalesce_each(BLOCKS);
     figures.bench(&mut c, "coalesce to 2M, each", BLOCKS, (split_all, coalesce));
     figures.report();
 }

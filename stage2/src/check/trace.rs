@@ -42,7 +42,7 @@ use super::event::{Action, Event, MAX_CPUS, Setup, StoreKind};
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::Descriptor,
-    engine::{Access, FaultStatus, Features},
+    engine::{Access, BbmLevel, FaultStatus, Features},
     geometry::{Geometry, Granule, Level},
     operations::{Dsb, Note, Scope, Tlbi, Vmid},
 };
@@ -344,7 +344,7 @@ fn parse_setup(line: &str) -> ParseResult<Setup> {
             fwb: flag("fwb")?,
             dic: flag("dic")?,
             tlb_range: flag("tlbrange")?,
-            bbm: field(rest, "bbm")?,
+            bbm: BbmLevel::new(field(rest, "bbm")?).ok_or("bbm: expected 0 to 3")?,
         },
         vmid: Vmid(field(rest, "vmid")?),
         root: TableAddress(field(rest, "root")?),
@@ -392,7 +392,7 @@ impl fmt::Display for Trace {
             u8::from(x.fwb),
             u8::from(x.dic),
             u8::from(x.tlb_range),
-            x.bbm
+            x.bbm.number()
         )?;
         self.events.iter().try_for_each(|event| writeln!(f, "{event}"))
     }

@@ -18,7 +18,7 @@
 //! caller must invalidate before it makes an entry: alone, or in a batch when it unmaps a range.
 
 use super::{
-    MapError,
+    BbmLevel, MapError,
     walk::{Slot, Walk, WalkMode},
 };
 use crate::{
@@ -101,8 +101,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// Replaces `old` by `new`, which maps the same memory at another block size: by
     /// break-before-make, or without a break if FEAT_BBM and the policy allow it.
     ///
-    /// FEAT_BBM levels 1 and 2 set nT on the block first, so that no TLB holds both sizes. Level 3
-    /// denotes CPUs whose TLBs may hold both (Arm ARM R_KFLJB).
+    /// With FEAT_BBM levels 1 and 2 the block has nT first, so that no TLB holds both sizes: a TLB that
+    /// holds both may cause a conflict abort (Arm ARM R_KFLJB).
     pub(super) fn change_size(
         &self,
         slot: &Slot,
@@ -110,23 +110,23 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         new: Descriptor,
     ) -> Result<(), MapError> {
         match (self.bbm_level(), old.is_leaf(slot.level)) {
-            (0, _) => {
+            (BbmLevel::L0, _) => {
                 self.break_and_invalidate(slot, old)?;
                 self.make_entry(slot, new);
             }
-            (1 | 2, true) => {
+            (BbmLevel::L1 | BbmLevel::L2, true) => {
                 let block = old.with_nt(true);
                 self.replace(slot, old, block, Order::Plain)?;
                 self.invalidate_leaf(slot.ipa, slot.level);
                 self.replace(slot, block, new, Order::Release)?;
             }
-            (1 | 2, false) => {
+            (BbmLevel::L1 | BbmLevel::L2, false) => {
                 let block = new.with_nt(true);
                 self.replace(slot, old, block, Order::Release)?;
                 self.invalidate_entry(slot, old);
                 self.replace(slot, block, new, Order::Plain)?;
             }
-            _ => {
+            (BbmLevel::L3, _) => {
                 self.replace(slot, old, new, Order::Release)?;
                 self.invalidate_entry(slot, old);
             }
@@ -134,10 +134,10 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Ok(())
     }
 
-    /// Returns the FEAT_BBM level to use: 0 if the CPUs or the policy require a break.
+    /// Returns the FEAT_BBM level to use: level 0 if the policy requires a break.
     #[inline]
-    pub(super) fn bbm_level(&self) -> u8 {
-        if self.stage2.policy.uses_bbm { self.stage2.features.bbm } else { 0 }
+    pub(super) fn bbm_level(&self) -> BbmLevel {
+        if self.stage2.policy.uses_bbm { self.stage2.features.bbm } else { BbmLevel::L0 }
     }
 
     /// Invalidates a broken or replaced entry on all CPUs.

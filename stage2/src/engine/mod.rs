@@ -23,6 +23,7 @@
 
 mod bbm;
 mod cmo;
+mod features;
 mod free;
 mod leaf;
 mod lookup;
@@ -43,23 +44,11 @@ use crate::{
     policy::{CmoPlacement, Policy},
 };
 
+pub use features::{BbmLevel, Features};
 pub use lookup::{Access, Fault, FaultStatus, Translation, Walker};
 pub use map::MapRequest;
 pub use mapper::Mapper;
 pub use walk::{ExclusiveWalk, SharedWalk};
-
-/// CPU features that the engine uses; all CPUs of the machine must have the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Features {
-    /// FEAT_S2FWB: stage 2 forces write-back, so guests cannot bypass the caches.
-    pub fwb: bool,
-    /// CTR_EL0.DIC: instruction fetches need no I-cache invalidation.
-    pub dic: bool,
-    /// FEAT_TLBIRANGE: one TLBI covers a range.
-    pub tlb_range: bool,
-    /// FEAT_BBM level, 0 to 2. 3 denotes level 2 on CPUs that take no TLB conflict aborts.
-    pub bbm: u8,
-}
 
 /// Error returned when an operation changed nothing or only part of its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]

@@ -3,7 +3,7 @@
 
 use core::{fmt, marker::PhantomData};
 
-use super::{MapError, Stage2};
+use super::{BbmLevel, MapError, Stage2};
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::{Attributes, Descriptor},
@@ -22,7 +22,7 @@ pub trait WalkMode: fmt::Debug + Copy {
     /// The lowest FEAT_BBM level at which a size changes without a break. Below 3, a change takes
     /// two stores, and another walker could change the entry between them.
     #[doc(hidden)]
-    const MIN_BBM_LEVEL: u8;
+    const MIN_BBM_LEVEL: BbmLevel;
 
     /// Replaces `old` by `new`; fails if another walker has changed the entry.
     #[doc(hidden)]
@@ -56,7 +56,7 @@ pub struct SharedWalk;
 impl WalkMode for ExclusiveWalk {
     const IS_SHARED: bool = false;
     const BROKEN_ENTRY: Descriptor = Descriptor::EMPTY;
-    const MIN_BBM_LEVEL: u8 = 1;
+    const MIN_BBM_LEVEL: BbmLevel = BbmLevel::L1;
 
     #[inline(always)]
     fn replace<O: Operations>(
@@ -89,7 +89,7 @@ impl WalkMode for ExclusiveWalk {
 impl WalkMode for SharedWalk {
     const IS_SHARED: bool = true;
     const BROKEN_ENTRY: Descriptor = Descriptor::LOCKED;
-    const MIN_BBM_LEVEL: u8 = 3;
+    const MIN_BBM_LEVEL: BbmLevel = BbmLevel::L3;
 
     #[inline(always)]
     fn replace<O: Operations>(

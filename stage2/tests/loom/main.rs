@@ -12,8 +12,8 @@ mod cpu;
 
 use cpu::{LoomCpu, LoomMemory};
 use granule_stage2::{
-    Access, Features, Ipa, MapError, MapRequest, Memcache, Operations, PhysAddr, Policy, Stage2,
-    TableAddress,
+    Access, BbmLevel, Features, Ipa, MapError, MapRequest, Memcache, Operations, PhysAddr, Policy,
+    Stage2, TableAddress,
     descriptor::{Attributes, EntryKind},
     epoch::EpochReclaim,
     geometry::{Geometry, Granule, Level},
@@ -226,7 +226,7 @@ fn explore_pair(policy: Policy, features: Features, before: InitialMapping, ops:
 /// `granule` without waits for locked entries, which only repeat a load.
 const GRANULE: Policy = Policy { locked_entry_reads: 0, ..Policy::GRANULE };
 
-fn explore_all_pairs(policy: Policy, bbm: u8) {
+fn explore_all_pairs(policy: Policy, bbm: BbmLevel) {
     let features = Features { bbm, ..Features::default() };
     let (mut pairs, mut orders) = (0, 0);
     for before in [InitialMapping::Empty, InitialMapping::Block, InitialMapping::Pages] {
@@ -246,22 +246,22 @@ fn explore_all_pairs(policy: Policy, bbm: u8) {
 
 #[test]
 fn every_pair_leaves_a_consistent_table_under_granule() {
-    explore_all_pairs(GRANULE, 0);
+    explore_all_pairs(GRANULE, BbmLevel::L0);
 }
 
 #[test]
 fn every_pair_leaves_a_consistent_table_under_granule_with_bbm_1() {
-    explore_all_pairs(GRANULE, 1);
+    explore_all_pairs(GRANULE, BbmLevel::L1);
 }
 
 #[test]
 fn every_pair_leaves_a_consistent_table_under_granule_with_bbm_3() {
-    explore_all_pairs(GRANULE, 3);
+    explore_all_pairs(GRANULE, BbmLevel::L3);
 }
 
 #[test]
 fn every_pair_leaves_a_consistent_table_under_linux_6_12() {
-    explore_all_pairs(Policy::LINUX_6_12, 0);
+    explore_all_pairs(Policy::LINUX_6_12, BbmLevel::L0);
 }
 
 #[test]

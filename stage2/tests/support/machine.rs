@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use granule_stage2::{
-    PhysAddr,
+    BbmLevel, PhysAddr,
     check::{
         Rule,
         machine::{Hypervisor, LockType, Machine, MachineEvent, Observer, Role},
@@ -63,7 +63,7 @@ pub fn rules(trace: &str) -> Vec<Rule> {
 }
 
 /// Returns the violated rules of a trace of one guest on CPUs with a level of FEAT_BBM.
-pub fn rules_with_bbm(level: u8, trace: &str) -> Vec<Rule> {
+pub fn rules_with_bbm(level: BbmLevel, trace: &str) -> Vec<Rule> {
     rules_of(observe_on(Machine { bbm: Some(level), ..machine(LockType::Spinlock) }, trace))
 }
 

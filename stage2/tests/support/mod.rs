@@ -12,7 +12,7 @@ pub mod test_vm;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use granule_stage2::{
-    Features, Memcache, NoMaintenance, Operations, PhysAddr, Policy, Stage2,
+    BbmLevel, Features, Memcache, NoMaintenance, Operations, PhysAddr, Policy, Stage2,
     check::{Call, Hook, HookedOperations, Reply, Setup},
     epoch::EpochReclaim,
     geometry::{Geometry, Granule},
@@ -99,11 +99,12 @@ pub fn setup(geometry: Geometry, features: Features, pool: &Pool, cpus: u8) -> S
 }
 
 /// CPUs that need no CMOs and change block sizes without a break.
-pub const ALL_FEATURES: Features = Features { fwb: true, dic: true, tlb_range: true, bbm: 3 };
+pub const ALL_FEATURES: Features =
+    Features { fwb: true, dic: true, tlb_range: true, bbm: BbmLevel::L3 };
 
 /// Returns CPU features: none, some, all.
 pub fn features() -> [Features; 3] {
-    let some = Features { tlb_range: true, bbm: 1, ..Features::default() };
+    let some = Features { tlb_range: true, bbm: BbmLevel::L1, ..Features::default() };
     [Features::default(), some, ALL_FEATURES]
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use granule_stage2::{
-    PhysAddr,
+    BbmLevel, PhysAddr,
     check::{
         MAX_CPUS, Rule,
         machine::{Hypervisor as ObservedHypervisor, LockType, Machine, Role},
@@ -47,7 +47,7 @@ pub struct Setup {
     /// Mask and value of a locked entry.
     locked_entry: Option<(u64, u64)>,
     /// Level of FEAT_BBM, unless it is that of the identification register.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "known_level", skip_serializing_if = "Option::is_none")]
     bbm: Option<u8>,
     /// Functions by their numbers in the trace.
     functions: BTreeMap<u16, Function>,
@@ -76,6 +76,14 @@ fn supported_cpus<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::E
     let refused =
         || de::Error::custom(format!("{cpus} CPUs: the checker supports 1 to {MAX_CPUS}"));
     if (1..=MAX_CPUS).contains(&cpus) { Ok(cpus) } else { Err(refused()) }
+}
+
+fn known_level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
+    let level = Option::<u8>::deserialize(deserializer)?;
+    match level.filter(|number| BbmLevel::new(*number).is_none()) {
+        Some(number) => Err(de::Error::custom(format!("bbm {number}: expected 0 to 3"))),
+        None => Ok(level),
+    }
 }
 
 /// Returns the number of observed CPUs; the trace of a machine with more is refused.
@@ -260,7 +268,7 @@ impl Setup {
             cpus: self.cpus,
             memory: (PhysAddr(MEMORY_START), self.memory.0),
             hypervisor: self.hypervisor(),
-            bbm: self.bbm,
+            bbm: self.bbm.and_then(BbmLevel::new),
             disabled_rules: Rule::ALL.iter().filter(is_disabled).copied().collect::<BTreeSet<_>>(),
         }
     }

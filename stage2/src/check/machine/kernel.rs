@@ -14,6 +14,7 @@ use crate::{
         stage1::{self, KernelViolation, MemoryTypes, NewTable, Stage1Checker, Stage1Entry},
         tlbi_operand::Encoding,
     },
+    engine::BbmLevel,
     geometry::{Geometry, Granule},
     operations::Dsb,
 };
@@ -109,8 +110,8 @@ impl Kernel {
         }
     }
 
-    /// Selects a root on a CPU whose kernel runs at an exception level. `bbm` is the level of FEAT_BBM.
-    pub(super) fn select_root(&mut self, cpu: u8, (el, root): (u8, TableAddress), bbm: u8) {
+    /// Selects a root on a CPU whose kernel runs at an exception level.
+    pub(super) fn select_root(&mut self, cpu: u8, (el, root): (u8, TableAddress), bbm: BbmLevel) {
         let registers = &mut self.registers[usize::from(cpu)];
         let geometry = registers.geometry();
         let before = registers.root.replace((el, root));

@@ -37,7 +37,7 @@ use crate::{
     address::{PhysAddr, TableAddress},
     check::{Action, LeafCount, MAX_CPUS, Rule, cache_model::AddressSet},
     descriptor::Descriptor,
-    engine::Features,
+    engine::{BbmLevel, Features},
 };
 
 /// Events after which the state of tables that no CPU can reach is removed, so that the memory of
@@ -55,8 +55,8 @@ pub struct Machine {
     pub hypervisor: Hypervisor,
     /// Rules that are not applied.
     pub disabled_rules: BTreeSet<Rule>,
-    /// The level of FEAT_BBM of all CPUs, 0 to 3, unless it is that of ID_AA64MMFR2_EL1.
-    pub bbm: Option<u8>,
+    /// The level of FEAT_BBM of all CPUs, unless it is that of ID_AA64MMFR2_EL1.
+    pub bbm: Option<BbmLevel>,
 }
 
 /// Numbers that describe what an observer has seen.
@@ -120,7 +120,7 @@ impl Observer {
     pub fn new(machine: Machine) -> Self {
         let machine = Machine { cpus: machine.cpus.min(MAX_CPUS), ..machine };
         Self {
-            features: Features { fwb: false, dic: false, tlb_range: false, bbm: 0 },
+            features: Features::default(),
             registers: vec![Registers::default(); usize::from(machine.cpus)],
             vmids: Vmids::new(machine.cpus),
             guests: BTreeMap::new(),

@@ -5,7 +5,7 @@
 use crate::{
     address::TableAddress,
     check::tlbi_operand::Encoding,
-    engine::Features,
+    engine::{BbmLevel, Features},
     geometry::{Geometry, Granule},
     operations::Vmid,
 };
@@ -27,7 +27,7 @@ pub(super) fn identify(features: &mut Features, name: &str, value: u64) {
     match name {
         "ctr_el0" => features.dic = value & CTR_DIC != 0,
         "id_aa64isar0_el1" => features.tlb_range = field(56) >= 2,
-        "id_aa64mmfr2_el1" => features.bbm = field(52).min(2) as u8,
+        "id_aa64mmfr2_el1" => features.bbm = BbmLevel::of_id_register(value),
         _ => {}
     }
 }
@@ -129,14 +129,15 @@ mod tests {
 
     #[test]
     fn features_are_fields_of_identification_registers() {
-        let mut features = Features { fwb: false, dic: false, tlb_range: false, bbm: 0 };
+        let mut features = Features::default();
         for (name, value) in
             IDENTIFICATION.into_iter().zip([1 << 29, 2 << 56, 0x0021_1000_0000_0000])
         {
             identify(&mut features, name, value);
         }
 
-        assert_eq!(features, Features { fwb: false, dic: true, tlb_range: true, bbm: 2 });
+        let bbm = BbmLevel::L2;
+        assert_eq!(features, Features { fwb: false, dic: true, tlb_range: true, bbm });
         identify(&mut features, "id_aa64isar0_el1", 1 << 56);
         assert!(!features.tlb_range);
     }

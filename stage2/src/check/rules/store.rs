@@ -13,6 +13,7 @@ use crate::{
         table_model::EntryPosition,
     },
     descriptor::{Attributes, Descriptor, EntryKind},
+    engine::BbmLevel,
 };
 
 impl Checker {
@@ -98,7 +99,7 @@ impl Checker {
                 self.change_in_place(position, old, new);
             }
             (EntryKind::Leaf(_), EntryKind::Leaf(_))
-                if self.setup.features.bbm >= 3 && changes_contiguous(old, new) =>
+                if self.setup.features.bbm == BbmLevel::L3 && changes_contiguous(old, new) =>
             {
                 self.live_leaves.remove(level, old);
                 self.live_leaves.add(level, new);
@@ -121,7 +122,9 @@ impl Checker {
                 (old.has_nt() && !self.is_held_without_nt(position), table, old)
             }
             (EntryKind::Table(table), EntryKind::Leaf(_)) => (new.has_nt(), table, new),
-            (EntryKind::Leaf(_), EntryKind::Leaf(_)) if bbm > 0 && changes_contiguous(old, new) => {
+            (EntryKind::Leaf(_), EntryKind::Leaf(_))
+                if bbm > BbmLevel::L0 && changes_contiguous(old, new) =>
+            {
                 return self.report(Rule::BlockSizeChange, detail);
             }
             _ => return self.report(Rule::BreakBeforeMake, detail),
@@ -135,9 +138,9 @@ impl Checker {
                 entry.is_valid() && entry.with_contiguous(false).needs_break(part(*index))
             })
         });
-        if bbm == 0 || differs {
+        if bbm == BbmLevel::L0 || differs {
             self.report(Rule::BreakBeforeMake, detail);
-        } else if bbm < 3 && !has_nt {
+        } else if bbm < BbmLevel::L3 && !has_nt {
             self.report(Rule::BlockSizeChange, detail);
         }
     }

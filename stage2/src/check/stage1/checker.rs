@@ -14,6 +14,7 @@ use crate::{
         table_model::TableModel,
         tlb_model::TlbModel,
     },
+    engine::BbmLevel,
     geometry::Geometry,
     operations::Dsb,
 };
@@ -40,7 +41,7 @@ pub(in crate::check) struct Stage1Checker {
     pub(super) geometry: Geometry,
     pub(super) types: MemoryTypes,
     /// The level of FEAT_BBM of all CPUs.
-    pub(super) bbm: u8,
+    pub(super) bbm: BbmLevel,
     pub(super) tables: TableModel<Stage1Entry>,
     pub(super) tlbs: TlbModel<Stage1Entry>,
     /// Tables that are not linked yet.
@@ -54,7 +55,7 @@ pub(in crate::check) struct Stage1Checker {
 
 impl Stage1Checker {
     /// Creates a checker of a kernel without tables.
-    pub(in crate::check) fn new(geometry: Geometry, cpus: u8, bbm: u8) -> Self {
+    pub(in crate::check) fn new(geometry: Geometry, cpus: u8, bbm: BbmLevel) -> Self {
         let cpus = usize::from(cpus);
         let mut tlbs = TlbModel::new(cpus);
         (0..cpus).for_each(|cpu| tlbs.set_user(cpu, false));

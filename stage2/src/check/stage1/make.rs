@@ -17,6 +17,7 @@ use crate::{
         table_model::EntryPosition,
     },
     descriptor::EntryKind,
+    engine::BbmLevel,
     geometry::Level,
 };
 
@@ -66,9 +67,11 @@ impl Stage1Checker {
             // At level 2 of FEAT_BBM, sizes may change; both must map the same memory.
             None if is_leaf && level == position.level => {
                 let conflict = old.conflict(new, self.types);
-                conflict.is_some_and(|what| what != Conflict::Contiguous || self.bbm < 2)
+                conflict.is_some_and(|what| what != Conflict::Contiguous || self.bbm < BbmLevel::L2)
             }
-            None if is_leaf && self.bbm >= 2 => self.parts_conflict((old, level), position, new),
+            None if is_leaf && self.bbm >= BbmLevel::L2 => {
+                self.parts_conflict((old, level), position, new)
+            }
             None => is_leaf || level <= position.level,
         }
     }

@@ -17,6 +17,7 @@ use crate::{
         table_model::EntryPosition,
     },
     descriptor::EntryKind,
+    engine::BbmLevel,
 };
 
 type Position = EntryPosition<VirtAddr>;
@@ -87,8 +88,8 @@ impl Stage1Checker {
     fn replace_leaf(&mut self, position: &Position, old: Stage1Entry, new: Stage1Entry) {
         let detail = format!("{}: {old:?} → {new:?}", kernel_address(position.ipa));
         match old.conflict(new, self.types) {
-            Some(Conflict::Contiguous) if self.bbm >= 3 => {}
-            Some(Conflict::Contiguous) if self.bbm > 0 => {
+            Some(Conflict::Contiguous) if self.bbm == BbmLevel::L3 => {}
+            Some(Conflict::Contiguous) if self.bbm > BbmLevel::L0 => {
                 self.report(Rule::BlockSizeChange, format!("{detail} (Contiguous bit)"), None);
             }
             Some(conflict) => {
@@ -125,9 +126,10 @@ impl Stage1Checker {
             part.is_valid() && old.conflict(new, self.types).is_some()
         };
         let conflicts = self.parts(position, block, table).into_iter().any(differs);
-        if self.bbm == 0 || conflicts {
+        if self.bbm == BbmLevel::L0 || conflicts {
             self.report(Rule::BreakBeforeMake, format!("{detail} (size)"), None);
-        } else if self.bbm < 3 && (!block.has_nt() || self.is_held_without_nt(position)) {
+        } else if self.bbm < BbmLevel::L3 && (!block.has_nt() || self.is_held_without_nt(position))
+        {
             self.report(Rule::BlockSizeChange, detail, None);
         }
     }
