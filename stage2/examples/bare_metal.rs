@@ -89,7 +89,8 @@ fn main() -> Result<(), MapError> {
     println!("  {:?}", guest.walker().translate(&ops, Ipa(0x4000_5000), Access::Write));
     guest.map(&ops, &mut memcache, &request(0x4000_5000, 4096))?;
     println!("stop dirty logging: recover the block");
-    guest.recover_blocks(&ops, Ipa(0x4000_0000), 2 << 20, 2 << 20)?;
+    let level = guest.geometry().largest_leaf_within(2 << 20).expect("a block of 2M");
+    guest.recover_blocks(&ops, Ipa(0x4000_0000), 2 << 20, level)?;
     println!("  {:?}", guest.walker().translate(&ops, Ipa(0x4000_5000), Access::Read));
     Ok(())
 }

@@ -269,10 +269,13 @@ impl<R: RawRwLock> Mmu<R> {
         logging: bool,
     ) -> Result<FaultRequest, FaultError> {
         let HostPage { ipa, phys, size, .. } = *page;
-        let largest = largest_leaf_within(&self.geometry, size)
+        let geometry = &self.geometry;
+        let largest = geometry
+            .largest_leaf_within(size)
             .filter(|_| page.contains(fault.ipa))
             .ok_or(FaultError::HostPage { fault: fault.ipa, ipa, phys, size })?;
-        let size = if logging { self.geometry.granule().size() } else { largest };
+        let level = if logging { Level::PAGE } else { largest };
+        let size = geometry.span(level);
         let ipa = fault.ipa.align_down(size);
         // Dirty logging requires a fault at the first write to each page.
         let write = page.is_writable && (!logging || fault.access == Access::Write);
@@ -281,8 +284,7 @@ impl<R: RawRwLock> Mmu<R> {
             execute: fault.access == Access::Fetch || self.features.dic,
             ..Attributes::READ
         };
-        let relax =
-            fault.status == FaultStatus::Permission && self.geometry.span(fault.level) == size;
+        let relax = fault.status == FaultStatus::Permission && fault.level == level;
         Ok(FaultRequest {
             fault,
             sequence,
@@ -322,13 +324,4 @@ impl FaultRequest {
             host.mark_dirty(ipa, size);
         }
     }
-}
-
-/// Returns the size of the largest leaf that fits in `size` bytes; `None` if no page fits.
-pub fn largest_leaf_within(geometry: &Geometry, size: u64) -> Option<u64> {
-    (geometry.start_level().number()..=3)
-        .filter_map(Level::new)
-        .filter(|level| level.can_be_leaf(geometry.granule()))
-        .map(|level| geometry.span(level))
-        .find(|span| *span <= size)
 }

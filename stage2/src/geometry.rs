@@ -292,7 +292,8 @@ impl Geometry {
         (3 - self.start.0) as usize
     }
 
-    /// Returns the index of the entry for `ipa` in its table, or in the concatenated root tables.
+    /// Returns the index of the entry for `ipa` in its table, or in the concatenated root tables. Beyond
+    /// the IPA space, an index in the root tables is larger than their number of entries.
     pub const fn index(&self, ipa: Ipa, level: Level) -> u64 {
         let index = ipa.0 >> level.shift(self.granule);
         if level.0 == self.start.0 { index } else { index & (self.granule.entries() - 1) }
@@ -301,6 +302,14 @@ impl Geometry {
     /// Returns the span of an entry at this level in bytes.
     pub const fn span(&self, level: Level) -> u64 {
         level.span(self.granule)
+    }
+
+    /// Returns the level of the largest leaf that fits in `size` bytes; `None` if no page fits.
+    pub fn largest_leaf_within(&self, size: u64) -> Option<Level> {
+        (self.start.0..=3)
+            .map(Level)
+            .filter(|level| level.can_be_leaf(self.granule))
+            .find(|level| self.span(*level) <= size)
     }
 
     /// Returns the number of entries of a table at this level, or of the concatenated root tables.

@@ -8,7 +8,7 @@
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::Descriptor,
-    geometry::Level,
+    geometry::{Granule, Level},
 };
 
 /// VMID, which tags the TLB entries of a guest.
@@ -73,11 +73,11 @@ impl Tlbi {
         scope
     }
 
-    /// Returns whether one range instruction covers this many pages (Arm ARM C5.5, TLBI
-    /// RIPAS2E1IS).
-    pub fn is_encodable(pages: u64) -> bool {
-        let mut units = (0..4).map(|scale| 1 << (5 * scale + 1));
-        units.any(|unit| pages.is_multiple_of(unit) && (1..=32).contains(&(pages / unit)))
+    /// Returns whether one range instruction covers `size` bytes: `(NUM + 1) << (5 × SCALE + 1)` pages,
+    /// NUM 0 to 31 and SCALE 0 to 3 (Arm ARM C5.5, TLBI RIPAS2E1IS).
+    pub fn is_encodable(granule: Granule, size: u64) -> bool {
+        let mut units = (0..4).map(|scale| granule.size() << (5 * scale + 1));
+        units.any(|unit| size.is_multiple_of(unit) && (1..=32).contains(&(size / unit)))
     }
 }
 

@@ -11,7 +11,7 @@ use granule_stage2::{
     check::Action,
     descriptor::Attributes,
     fault::{FaultError, HostMemory, HostPage, Mmu, Resolution},
-    geometry::{Geometry, Granule, RootError},
+    geometry::{Geometry, Granule, Level, RootError},
     pool::{PoolError, zeroed_words},
 };
 use parking_lot::RawRwLock;
@@ -43,7 +43,7 @@ fn an_empty_range_changes_nothing() {
                 table.protect(ops, ipa, 0, Attributes::READ).unwrap();
                 assert!(!table.age(ops, ipa, 0).unwrap());
                 table.split(ops, memcache, ipa, 0).unwrap();
-                table.recover_blocks(ops, ipa, 0, BLOCK).unwrap();
+                table.recover_blocks(ops, ipa, 0, Level::PAGE).unwrap();
                 table.map(ops, memcache, &request(ipa.0, 0)).unwrap();
             }
         });

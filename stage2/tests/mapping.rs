@@ -247,7 +247,7 @@ fn pages_with_different_software_bits_are_not_coalesced() {
                 let request = page(n * PAGE, if n == 5 { 7 } else { 0 });
                 table.map(ops, memcache, &request).unwrap();
             }
-            table.recover_blocks(ops, ipa, size, BLOCK).unwrap();
+            table.recover_blocks(ops, ipa, size, Level::new(2).unwrap()).unwrap();
         });
 
         let software = |n| table.look_up(ops, Ipa(n * PAGE)).0.attributes().software;

@@ -133,7 +133,7 @@ impl TestTable<'_> {
                 table.relax(ops, ipa, level, attributes)
             }
             TableOp::Split => table.split(ops, memcache, ipa, size),
-            TableOp::Recover => table.recover_blocks(ops, ipa, size, u64::MAX),
+            TableOp::Recover => table.recover_blocks(ops, ipa, size, Level::new(0).unwrap()),
         }
     }
 

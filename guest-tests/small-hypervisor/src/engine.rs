@@ -195,9 +195,10 @@ impl<const INVALIDATES: bool> GuestTable for EngineTable<INVALIDATES> {
 
     fn recover_block(&mut self, memory: Memory) {
         let Memory { ipa, phys, size, used_for } = memory;
+        let level = self.stage2.geometry().largest_leaf_within(BLOCK).expect("a block");
         // Leaves that are write-protected are not equivalent to a writable block.
         self.map_as(ipa, phys, size, attributes(used_for));
-        Self::check(self.stage2.recover_blocks(&self.ops, ipa, size, BLOCK));
+        Self::check(self.stage2.recover_blocks(&self.ops, ipa, size, level));
     }
 
     fn unmap(&mut self, range: Memory) {

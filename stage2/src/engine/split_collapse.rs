@@ -190,7 +190,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         table: TableAddress,
         level: Level,
         (ipa, end): (Ipa, Ipa),
-        max_size: u64,
+        highest: Level,
         batch: &mut TableFreeBatch,
     ) -> Result<(), MapError> {
         let Some(below) = level.child() else {
@@ -201,9 +201,8 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
             let old = self.ops.load(slot.entry);
             if let EntryKind::Table(child) = old.kind(level) {
                 let part = (ipa.max(slot.ipa), end.min(next));
-                self.recover_range(child, below, part, max_size, batch)?;
-                let whole = slot.ipa >= ipa && next <= end && next - slot.ipa <= max_size;
-                if whole
+                self.recover_range(child, below, part, highest, batch)?;
+                if (slot.ipa >= ipa && next <= end && level >= highest)
                     && level.can_be_leaf(self.stage2.geometry.granule())
                     && let Some(block) = self.matching_block(&slot, child, below)
                 {
@@ -265,8 +264,9 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
 }
 
 impl Stage2 {
-    /// Recovers block mappings of up to `max_size` bytes in a range, where the leaves of a table
-    /// are equivalent to a block. The caller ensures that host memory is contiguous in that size.
+    /// Recovers block mappings in a range, where the leaves of a table are equivalent to a block. The
+    /// blocks are at level `highest` or below: for host pages of a size, at that of
+    /// [`largest_leaf_within`](crate::geometry::Geometry::largest_leaf_within).
     ///
     /// # Errors
     /// [`MapError::Unaligned`] or [`MapError::IpaOutOfRange`].
@@ -275,7 +275,7 @@ impl Stage2 {
         ops: &O,
         ipa: Ipa,
         size: u64,
-        max_size: u64,
+        highest: Level,
     ) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
         if size == 0 {
@@ -284,7 +284,7 @@ impl Stage2 {
         let (root, start) = (self.root, self.geometry.start_level());
         let mut batch = TableFreeBatch::new();
         let range = (ipa, ipa + size);
-        let done = self.exclusive_walk(ops).recover_range(root, start, range, max_size, &mut batch);
+        let done = self.exclusive_walk(ops).recover_range(root, start, range, highest, &mut batch);
         batch.free_all(ops);
         done
     }

@@ -147,12 +147,14 @@ mod tests {
                 let first = tlbi_operands(granule, Ipa(at), pages * granule.size()).next();
                 if is_single_tlbi(granule, pages * granule.size()) {
                     assert_eq!(first, Some((Ipa(at), pages)));
-                    assert!(Tlbi::is_encodable(pages));
+                    assert!(Tlbi::is_encodable(granule, pages * granule.size()));
                 }
                 for (ipa, part) in tlbi_operands(granule, Ipa(at), pages * granule.size()) {
                     assert_eq!(ipa, Ipa(at), "{pages} pages");
-                    assert!(part == 1 || Tlbi::is_encodable(part), "{part} of {pages} pages");
-                    at += part * granule.size();
+                    let size = part * granule.size();
+                    let fits = part == 1 || Tlbi::is_encodable(granule, size);
+                    assert!(fits, "{part} of {pages} pages");
+                    at += size;
                 }
                 assert_eq!(at, (7 + pages) * granule.size());
             }
@@ -161,7 +163,11 @@ mod tests {
 
     #[test]
     fn encodable_ranges_have_a_scale_and_a_factor() {
-        assert!([2, 64, 512, MAX_TLBI_PAGES].into_iter().all(Tlbi::is_encodable));
-        assert!(![0, 1, 66, MAX_TLBI_PAGES * 2].into_iter().any(Tlbi::is_encodable));
+        for granule in [Granule::K4, Granule::K16, Granule::K64] {
+            let is_encodable = |pages| Tlbi::is_encodable(granule, pages * granule.size());
+            assert!([2, 64, 512, MAX_TLBI_PAGES].into_iter().all(is_encodable));
+            assert!(![0, 1, 66, MAX_TLBI_PAGES * 2].into_iter().any(is_encodable));
+            assert!(!Tlbi::is_encodable(granule, 2 * granule.size() + 1));
+        }
     }
 }

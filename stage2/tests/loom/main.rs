@@ -110,7 +110,9 @@ fn perform(
         (Op::Protect, Some(table)) => table.write_protect(cpu, Ipa(0), BLOCK),
         (Op::Age, Some(table)) => table.age(cpu, Ipa(0), BLOCK).map(drop),
         (Op::Split, Some(table)) => table.split(cpu, &mut memcache, Ipa(0), BLOCK),
-        (Op::Recover, Some(table)) => table.recover_blocks(cpu, Ipa(0), BLOCK, BLOCK),
+        (Op::Recover, Some(table)) => {
+            table.recover_blocks(cpu, Ipa(0), BLOCK, Level::new(2).unwrap())
+        }
         _ => table.map_shared(cpu, &mut memcache, &r),
     };
     memcache.drain(cpu);

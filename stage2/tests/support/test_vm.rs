@@ -18,7 +18,7 @@ use granule_stage2::{
     descriptor::Attributes,
     epoch::EpochReclaim,
     fault::{FaultError, HostMemory, HostPage, Mmu, Resolution},
-    geometry::{Geometry, Granule},
+    geometry::{Geometry, Granule, Level},
     operations::Note,
 };
 use parking_lot::{RawRwLock, RwLock, RwLockWriteGuard};
@@ -216,9 +216,10 @@ impl<'a, O: Operations, S: Sink> TestVcpu<'a, O, S> {
             if on {
                 table.write_protect(&self.ops, Ipa(0), size).unwrap();
             } else if table.policy().recovers_blocks {
+                let level_2 = Level::new(2).unwrap();
                 for (block, _) in host.blocks.iter().filter(|(_, contiguous)| **contiguous) {
                     let ipa = Ipa(block * BLOCK);
-                    table.recover_blocks(&self.ops, ipa, BLOCK, BLOCK).unwrap();
+                    table.recover_blocks(&self.ops, ipa, BLOCK, level_2).unwrap();
                 }
             }
             self.recorder.record(Action::SetLogging { ipa: Ipa(0), size, is_enabled: on });

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use granule_stage2::check::machine::{LockType, Role};
+use granule_stage2::check::machine::{LockType, LockedEntry, Role};
 
 use super::code::Code;
 use crate::values::LinuxVersion;
@@ -21,8 +21,8 @@ pub struct Generation {
     since: (u32, u32),
     /// Type of mmu_lock.
     pub lock: LockType,
-    /// Mask and value of an invalid entry that a shared walker has locked.
-    pub locked_entry: Option<(u64, u64)>,
+    /// The invalid entries that a shared walker has locked.
+    pub locked_entry: Option<LockedEntry>,
 }
 
 /// Generations, the newest last.
@@ -34,13 +34,13 @@ const GENERATIONS: [Generation; 4] = [
     Generation {
         since: (6, 2),
         lock: LockType::ReaderWriter,
-        locked_entry: Some((u64::MAX, 1 << 10)),
+        locked_entry: Some(LockedEntry { mask: u64::MAX, value: 1 << 10 }),
     },
     // KVM_INVALID_PTE_TYPE_MASK is bits 63 to 60, KVM_INVALID_PTE_TYPE_LOCKED is 1.
     Generation {
         since: (7, 2),
         lock: LockType::ReaderWriter,
-        locked_entry: Some((0xf << 60 | 1, 1 << 60)),
+        locked_entry: Some(LockedEntry { mask: 0xf << 60 | 1, value: 1 << 60 }),
     },
 ];
 
@@ -352,7 +352,10 @@ mod tests {
 
     #[test]
     fn a_version_between_two_rows_is_described_by_the_older_one() {
-        let locked = |text| hypervisor(text).generation.locked_entry;
+        let locked = |text| {
+            let locked = hypervisor(text).generation.locked_entry;
+            locked.map(|locked| (locked.mask, locked.value))
+        };
 
         assert_eq!(["5.10", "6.1"].map(locked), [None, None]);
         assert_eq!(["6.2", "6.12", "7.0"].map(locked), [Some((u64::MAX, 1 << 10)); 3]);

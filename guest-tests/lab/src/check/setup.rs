@@ -7,7 +7,7 @@ use granule_stage2::{
     BbmLevel, PhysAddr,
     check::{
         MAX_CPUS, Rule,
-        machine::{Hypervisor as ObservedHypervisor, LockType, Machine, Role},
+        machine::{Hypervisor as ObservedHypervisor, LockType, LockedEntry, Machine, Role},
     },
     geometry::Granule,
 };
@@ -163,6 +163,7 @@ impl Setup {
             };
             Some((function.number, Function { name: function.name.to_owned(), role }))
         });
+        let locked_entry = hypervisor.generation.locked_entry;
         let mut setup = Self {
             linux: Some(linux),
             cpu: hardware.cpu.to_owned(),
@@ -173,7 +174,7 @@ impl Setup {
                 LockType::Spinlock => Lock::Spinlock,
                 LockType::ReaderWriter => Lock::ReaderWriter,
             },
-            locked_entry: hypervisor.generation.locked_entry,
+            locked_entry: locked_entry.map(|locked| (locked.mask, locked.value)),
             bbm: hypervisor.checked.bbm,
             functions: functions.collect(),
             missing: hypervisor.missing.iter().map(|name| (*name).to_owned()).collect(),
@@ -250,7 +251,7 @@ impl Setup {
                 Lock::Spinlock => LockType::Spinlock,
                 Lock::ReaderWriter => LockType::ReaderWriter,
             },
-            locked_entry: self.locked_entry,
+            locked_entry: self.locked_entry.map(|(mask, value)| LockedEntry { mask, value }),
             granule: match self.page_size {
                 PageSize::Kib4 => Granule::K4,
                 PageSize::Kib16 => Granule::K16,

@@ -151,9 +151,10 @@ impl Machine for SoftwareMachine {
             state.is_logging.store(on, Ordering::Release);
             if on {
                 self.take_dirty_log(table).map(drop)
-            } else if table.policy().recovers_blocks {
-                let size = state.memory.size();
-                table.recover_blocks(&self.ops, Ipa(REGION_START), size, state.backing_page_size)
+            } else if table.policy().recovers_blocks
+                && let Some(level) = table.geometry().largest_leaf_within(state.backing_page_size)
+            {
+                table.recover_blocks(&self.ops, Ipa(REGION_START), state.memory.size(), level)
             } else {
                 Ok(())
             }

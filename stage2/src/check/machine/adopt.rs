@@ -82,12 +82,12 @@ impl Checker {
 
     /// Removes the state of unlinked tables that no CPU can reach.
     pub(super) fn forget_unlinked_tables(&mut self) {
-        let granule = self.setup.geometry.granule().size();
+        let granule = self.granule();
         let reachable: BTreeSet<TableAddress> = self
             .tlbs
             .all()
             .flat_map(|stale| {
-                let holder = TableAddress(stale.entry.position.entry.0 & !(granule - 1));
+                let holder = granule.table_containing(stale.entry.position.entry);
                 stale.entry.table.into_iter().chain([holder])
             })
             .collect();

@@ -50,14 +50,23 @@ pub enum Role {
     FreePage,
 }
 
+/// Form of an invalid entry that a walker has locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockedEntry {
+    /// The bits that determine whether the entry is locked.
+    pub mask: u64,
+    /// The value of these bits in a locked entry.
+    pub value: u64,
+}
+
 /// A hypervisor.
 #[derive(Debug, Clone)]
 pub struct Hypervisor {
     /// The type of the lock of stage-2 tables.
     pub lock: LockType,
-    /// Bits of an invalid entry, and their value if a walker has locked the entry. In a hypervisor
-    /// without locked entries, walkers that share the lock may only relax permissions.
-    pub locked_entry: Option<(u64, u64)>,
+    /// The entries that a walker has locked. In a hypervisor without locked entries, walkers that share
+    /// the lock may only relax permissions.
+    pub locked_entry: Option<LockedEntry>,
     /// Size of a page and of a table, until the registers of a guest show it: tables are allocated,
     /// and memory is logged, before that.
     pub granule: Granule,
@@ -124,7 +133,7 @@ impl Hypervisor {
                 let is_never = value & EXECUTE_NEVER == NEVER_AT_ALL;
                 value & !(ENGINE_BIT | EXECUTE_NEVER) | if is_never { NEVER_AT_ALL } else { 0 }
             }
-            Some((mask, locked)) if value & mask == locked => Descriptor::LOCKED.0,
+            Some(locked) if value & locked.mask == locked.value => Descriptor::LOCKED.0,
             _ => value,
         }
     }
@@ -138,7 +147,7 @@ mod tests {
     fn entries_have_the_form_of_the_model() {
         let hypervisor = Hypervisor {
             lock: LockType::ReaderWriter,
-            locked_entry: Some((0xf << 60 | 1, 1 << 60)),
+            locked_entry: Some(LockedEntry { mask: 0xf << 60 | 1, value: 1 << 60 }),
             granule: Granule::K4,
             functions: BTreeMap::new(),
         };

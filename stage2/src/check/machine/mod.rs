@@ -33,7 +33,7 @@ mod vmids;
 pub use self::{
     event::{MachineAction, MachineEvent},
     findings::{CheckedTables, Finding, TableChange, TranslatedAddress},
-    hypervisor::{Hypervisor, Role},
+    hypervisor::{Hypervisor, LockedEntry, Role},
     lock::LockType,
     observer::{Machine, Observer, Totals},
     registers::IDENTIFICATION,

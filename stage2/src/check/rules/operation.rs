@@ -175,7 +175,7 @@ impl Checker {
     /// Checks that one instruction encodes a range.
     pub(in crate::check) fn check_encodable(&mut self, kind: Tlbi) {
         if let Tlbi::Range { size, .. } = kind
-            && !Tlbi::is_encodable(size >> self.setup.geometry.granule().shift())
+            && !Tlbi::is_encodable(self.setup.geometry.granule(), size)
         {
             self.report(Rule::RangeNotEncodable, format!("{size:#x} bytes"));
         }
