@@ -2,6 +2,16 @@
 //! Mapping of many leaves in one walk: a [`Mapper`] caches the table of its last leaf, so that the
 //! next leaf in the same table needs no walk.
 //!
+//! One comparison decides whether the next leaf has the size and attributes of the last one and lies in the
+//! cached table. The mapper compares a key, an address below size and attributes:
+//!
+//! ```text
+//!  62              54 53        48 47                        0
+//!  │   attributes    │ log2 size │ first address of the table │
+//! ```
+//!
+//! The key of a request minus that of the table is the offset in the table, or too large for it.
+//!
 //! In a shared walk, another walker may replace the cached table by a block. The table is not freed
 //! before the walk ends, and the block maps the same memory as leaves added to the table.
 
@@ -14,8 +24,7 @@ use super::{
 use crate::{
     address::{EntryAddress, Ipa, TableAddress},
     descriptor::{Attributes, Descriptor},
-    geometry::Level,
-    geometry::{ADDRESS_BITS, Geometry},
+    geometry::{ADDRESS_BITS, Geometry, Level},
     memcache::Memcache,
     operations::Operations,
 };
@@ -39,8 +48,7 @@ impl TableSpan {
         let bytes = 1 << (level.shift(granule) + granule.level_bits());
         let ipa = ipa.align_down(bytes);
         Self {
-            // Selects one of the concatenated root tables.
-            table: TableAddress(entry.0 & !(granule.size() - 1)),
+            table: granule.table_containing(entry),
             level,
             ipa,
             bytes: bytes.min(geometry.size() - ipa.0),
@@ -49,22 +57,21 @@ impl TableSpan {
 }
 
 /// Walk that maps many leaves: [`Stage2::mapper`], [`Stage2::mapper_shared`].
-///
-/// One comparison decides whether the next leaf has the size and attributes of the last one and is
-/// in the same table: `first_key` holds an address in its lower 48 bits, size and attributes in its
-/// upper 16 bits.
 #[derive(Debug)]
 pub struct Mapper<'a, O: Operations, M: WalkMode> {
     walk: Walk<'a, O, M>,
+    /// The cached table, and the level of its entries.
     table: TableAddress,
     level: Level,
+    /// The key of the first address that the table translates.
     first_key: u64,
+    /// The bytes that the table translates; 0 if none is cached.
     bytes: u64,
     /// The last leaf, with output address 0.
     leaf: Descriptor,
 }
 
-/// Returns size and attributes, encoded above the address bits, if the request is for one leaf.
+/// Returns the upper bits of a key, size and attributes, if the request is for one leaf.
 #[inline(always)]
 fn leaf_key(r: &MapRequest) -> Option<u64> {
     let Attributes { memory, read, write, execute, is_accessed, is_contiguous: _, software } =

@@ -33,6 +33,7 @@ mod protect;
 mod split_collapse;
 mod tlbi;
 mod unmap;
+mod unmap_batch;
 mod walk;
 
 use thiserror::Error;

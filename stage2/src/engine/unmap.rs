@@ -1,57 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Unmapping of a range: break → invalidate → clean and invalidate to PoC → free, in batches.
+//! Unmapping of a range, in ascending order, with the tables that become empty.
 //!
-//! Broken entries are collected in a batch until it is full or the walk ends. One invalidation then
-//! covers all of them, their memory is cleaned and invalidated (a cached line must not hide bytes
-//! that the guest wrote with the caches bypassed), and their tables are freed. After the
-//! invalidation no CPU can reach anything below the entries.
+//! ```text
+//! level n       … │ parent │ …        An entry that points at a table cut by the range, or whose leaves
+//!                     │               are unmapped one by one: the walk descends.
+//! level n + 1       entry, entry, …   A leaf, or a table that lies in the range and that the policy
+//!                                     unlinks as a whole, is broken and added to the batch.
+//! ```
+//!
+//! At the end of a table, or of the range, the walk returns to the parent entry. It breaks that entry, too,
+//! if the table is empty: before the table's own entries are invalidated, as one invalidation covers both
+//! ([`UnmapBatch`]).
 
 use arrayvec::ArrayVec;
 
 use super::{
     MapError, Stage2,
     bbm::BrokenEntry,
-    cmo::DeferredClean,
+    unmap_batch::{UnmapBatch, UnmappedEntry},
     walk::{ExclusiveWalk, Slot, Walk},
 };
 use crate::{
     address::{EntryAddress, Ipa, TableAddress},
     descriptor::{Descriptor, EntryKind},
-    geometry::{Level, to_usize},
-    memcache::TableFreeBatch,
-    operations::{Operations, Scope, UnlinkedTable},
-    policy::UnmapBatching,
+    geometry::to_usize,
+    operations::Operations,
 };
 
-const BATCH_CAPACITY: usize = 64;
 /// Maximum number of table levels below the root.
 const MAX_DEPTH: usize = 3;
-
-#[derive(Debug, Clone, Copy)]
-struct UnmappedEntry {
-    ipa: Ipa,
-    level: Level,
-    /// Indicates that the entry pointed at a table without valid entries.
-    is_empty_table: bool,
-    /// The entry before the break.
-    old: Descriptor,
-}
-
-impl UnmappedEntry {
-    #[inline]
-    const fn unlinked_table(&self) -> Option<UnlinkedTable> {
-        match (self.old.kind(self.level), self.level.child()) {
-            (EntryKind::Table(table), Some(level)) => Some(UnlinkedTable { table, level }),
-            _ => None,
-        }
-    }
-
-    /// Returns whether the entry pointed at a table with leaves below it.
-    #[inline]
-    const fn has_leaves(&self) -> bool {
-        !self.is_empty_table && !self.old.is_leaf(self.level)
-    }
-}
 
 /// A table from which the walk has descended to a lower table.
 #[derive(Debug, Clone, Copy)]
@@ -62,14 +39,6 @@ struct ParentTable {
     old: Descriptor,
     /// The end of the range within this table.
     end: Ipa,
-}
-
-/// Broken entries to be invalidated together, in ascending order of their last address.
-struct UnmapBatch {
-    entries: ArrayVec<UnmappedEntry, BATCH_CAPACITY>,
-    limit: usize,
-    /// Indicates that a table completely in the range is unmapped by its parent entry.
-    unlinks_whole_tables: bool,
 }
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
@@ -144,7 +113,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
             self.contpte_unfold(&slot, old)?;
             return Ok(slot);
         }
-        if batch.entries.len() + len > batch.limit {
+        if batch.len() + len > batch.limit {
             self.complete_full_batch(batch);
         }
         for n in 0..count {
@@ -167,81 +136,11 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         if self.stage2.policy.counts_references {
             self.ops.drop_references(self.table_containing(slot.entry), 1);
         }
-        batch.entries.push(UnmappedEntry { ipa: slot.ipa, level: slot.level, is_empty_table, old });
-        if batch.entries.len() == batch.limit {
+        batch.push(UnmappedEntry { ipa: slot.ipa, level: slot.level, is_empty_table, old });
+        if batch.len() == batch.limit {
             self.complete_full_batch(batch);
         }
         Ok(())
-    }
-
-    /// Completes a full batch, out of line.
-    #[inline(never)]
-    fn complete_full_batch(&self, batch: &mut UnmapBatch) {
-        self.complete_batch(batch);
-    }
-
-    /// Invalidates a batch's entries, performs the CMOs for their memory, frees their tables.
-    #[inline(always)]
-    fn complete_batch(&self, batch: &mut UnmapBatch) {
-        if batch.entries.is_empty() {
-            return;
-        }
-        self.invalidate_batch(&batch.entries);
-        if !self.stage2.features.fwb {
-            let mut deferred = DeferredClean::default();
-            for unmapped in &batch.entries {
-                self.defer_clean_of_unmapped(unmapped, &mut deferred);
-            }
-            self.clean_deferred(&deferred);
-        }
-        self.free_batch(batch);
-        batch.entries.clear();
-    }
-
-    /// Invalidates a batch: its whole range if range TLBIs cover several entries or a table is
-    /// unmapped with leaves below it, otherwise entry by entry.
-    fn invalidate_batch(&self, unmapped: &[UnmappedEntry]) {
-        let span = |u: &UnmappedEntry| self.stage2.geometry.span(u.level);
-        match unmapped {
-            [one] if one.has_leaves() => self.invalidate_range(one.ipa, span(one)),
-            [_, .., last]
-                if self.stage2.uses_range_tlbi()
-                    || unmapped.iter().any(UnmappedEntry::has_leaves) =>
-            {
-                let from = unmapped.iter().fold(last.ipa, |from, u| from.min(u.ipa));
-                self.invalidate_range(from, last.ipa + span(last) - from);
-            }
-            _ => {
-                let ttl = |u: &UnmappedEntry| u.old.is_leaf(u.level).then_some(u.level);
-                let entries = unmapped.iter().map(|u| (u.ipa, ttl(u)));
-                self.invalidate_ipas(entries, Scope::Broadcast);
-            }
-        }
-    }
-
-    #[inline(never)]
-    fn free_batch(&self, batch: &UnmapBatch) {
-        let mut frees = TableFreeBatch::new();
-        for unmapped in &batch.entries {
-            match unmapped.unlinked_table() {
-                Some(UnlinkedTable { table, .. }) if unmapped.is_empty_table => {
-                    frees.push(self.ops, table);
-                }
-                Some(unlinked) => self.stage2.collect_tables(self.ops, unlinked, &mut frees),
-                None => {}
-            }
-        }
-        frees.free_all(self.ops);
-    }
-
-    fn defer_clean_of_unmapped(&self, unmapped: &UnmappedEntry, deferred: &mut DeferredClean) {
-        match unmapped.unlinked_table() {
-            Some(_) if unmapped.is_empty_table => {}
-            Some(UnlinkedTable { table, level }) => {
-                self.defer_clean_of_leaves(table, level, deferred)
-            }
-            None => self.defer_clean_of_leaf(unmapped.old, unmapped.level, deferred),
-        }
     }
 }
 
@@ -256,15 +155,7 @@ impl Stage2 {
         if size == 0 {
             return Ok(());
         }
-        let defers = self.features.fwb && self.uses_range_tlbi();
-        let (unlinks_whole_tables, limit) = match self.policy.unmap_batching {
-            UnmapBatching::Deferred if defers => (false, BATCH_CAPACITY),
-            UnmapBatching::Deferred => (false, 1),
-            UnmapBatching::Batch(limit) => (false, usize::from(limit)),
-            UnmapBatching::WholeTables(limit) => (true, usize::from(limit)),
-        };
-        let limit = limit.clamp(1, BATCH_CAPACITY);
-        let mut batch = UnmapBatch { entries: ArrayVec::new(), limit, unlinks_whole_tables };
+        let mut batch = UnmapBatch::new(self);
         let walk = self.exclusive_walk(ops);
         let done = walk.unmap_range(ipa, ipa + size, &mut batch);
         walk.complete_batch(&mut batch);

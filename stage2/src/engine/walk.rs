@@ -186,7 +186,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 
     /// Returns the table that contains an entry. Root tables count references separately.
     pub(super) const fn table_containing(&self, entry: EntryAddress) -> TableAddress {
-        TableAddress(entry.0 & !(self.stage2.geometry.granule().size() - 1))
+        self.stage2.geometry.granule().table_containing(entry)
     }
 
     /// Adds references for entries that have become valid, if the policy counts them.
