@@ -52,7 +52,10 @@ impl EpochReclaim {
         }
     }
 
-    /// Begins a walk of a CPU. Walks of one CPU may nest.
+    /// Begins a walk of a CPU, counted from 0. Walks of one CPU may nest.
+    ///
+    /// # Panics
+    /// Panics if `cpu` is not below the number of CPUs.
     pub fn begin_walk(&self, cpu: usize) {
         let CpuEpoch { walk_epoch, depth } = &self.walkers[cpu];
         let outer = depth.load(Ordering::Relaxed);
@@ -67,6 +70,9 @@ impl EpochReclaim {
     }
 
     /// Ends the CPU's innermost walk.
+    ///
+    /// # Panics
+    /// Panics if `cpu` is not below the number of CPUs.
     pub fn end_walk(&self, cpu: usize) {
         let CpuEpoch { walk_epoch, depth } = &self.walkers[cpu];
         let outer = depth.load(Ordering::Relaxed).saturating_sub(1);

@@ -44,7 +44,8 @@ impl TableFreeBatch {
     }
 }
 
-/// Free tables for one vCPU, up to [`Memcache::CAPACITY`].
+/// Free tables for one vCPU, up to [`Memcache::CAPACITY`]. A memcache does not know its pool: tables in
+/// it when it is dropped are lost, unless [`Memcache::drain`] has freed them.
 #[derive(Debug, Default)]
 pub struct Memcache {
     tables: ArrayVec<TableAddress, { Self::CAPACITY }>,

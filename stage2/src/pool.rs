@@ -54,10 +54,11 @@ pub struct TablePool<M> {
 
 impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
     /// Creates a pool in `entries`, which CPUs access at `base` (a multiple of
-    /// [`Geometry::root_alignment`]), with two words of `metadata` for each table.
+    /// [`Geometry::root_alignment`]), with two words of `metadata` for each table. Entries that fill no
+    /// whole table, and further words, stay unused.
     ///
     /// # Errors
-    /// [`PoolError`].
+    /// [`PoolError`] if the root or the pool cannot be at `base`, or a slice has the wrong length.
     pub fn new(
         base: PhysAddr,
         geometry: &Geometry,
@@ -155,11 +156,17 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
     }
 
     /// Frees a table.
+    ///
+    /// # Panics
+    /// Panics if the table is not in the pool.
     pub fn free(&self, table: TableAddress) {
         self.free_all(&[table]);
     }
 
     /// Frees several tables.
+    ///
+    /// # Panics
+    /// Panics if a table is not in the pool.
     pub fn free_all(&self, tables: &[TableAddress]) {
         let (Some(first), Some(last)) = (tables.first(), tables.last()) else {
             return;
@@ -190,7 +197,8 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
     }
 }
 
-/// Writes adjacent entries in memory, for [`Operations::store_adjacent`].
+/// Writes adjacent entries in memory, for [`Operations::store_adjacent`]: the first maps the memory of
+/// `leaf`, and each further one the next `span` bytes.
 #[inline]
 pub fn store_adjacent(entries: &[AtomicU64], leaf: Descriptor, span: u64, order: Order) {
     if order == Order::Release {
@@ -221,7 +229,8 @@ pub fn zeroed_words(count: usize) -> alloc::boxed::Box<[AtomicU64]> {
 ///
 /// Use them for a table built before its guest first runs, and in tests. Once a CPU may walk the
 /// table, a wrapper must add the barriers, TLBIs and CMOs that the architecture requires. Shared
-/// walks must not coalesce: deferred tables ([`Operations::defer_free`]) are never freed.
+/// walks must not coalesce: deferred tables ([`Operations::defer_free`]) are never freed. Entries and
+/// tables outside the pool cause panics.
 #[derive(Debug)]
 pub struct NoMaintenance<'a, M>(pub &'a TablePool<M>);
 
