@@ -14,6 +14,9 @@ use crate::{
     operations::{Scope, Tlbi},
 };
 
+/// FnXS of a stage-2 leaf: accesses have no XS attribute, whatever stage 1 selects (FEAT_XS).
+const FNXS: u64 = 1 << 11;
+
 /// The input address of a translation.
 pub(super) trait InputAddress:
     Copy + Ord + Debug + Add<u64, Output = Self> + Sub<Output = u64>
@@ -89,7 +92,7 @@ impl TableEntry for Descriptor {
     fn has_xs(self) -> bool {
         // Stage 1 may also select a device on normal memory: an invalidation nXS is then accepted
         // although it may not suffice.
-        self.attributes().memory != MemoryType::Normal && !self.clears_xs()
+        self.attributes().memory != MemoryType::Normal && self.0 & FNXS == 0
     }
 }
 

@@ -13,12 +13,16 @@
 //! that locked it changes it. A valid entry with software bit 55 is
 //! [break-pending](Descriptor::is_break_pending): CPUs use it until a walker breaks it.
 
+mod attributes;
+
 use core::fmt;
 
 use crate::{
     address::{PhysAddr, TableAddress},
     geometry::{Granule, Level},
 };
+
+pub use self::attributes::{Attributes, MemoryType};
 
 const VALID: u64 = 1;
 const TABLE_OR_PAGE: u64 = 1 << 1;
@@ -28,86 +32,18 @@ const WRITE: u64 = 1 << 7;
 const SHAREABILITY: u64 = 3 << 8;
 const INNER_SHAREABLE: u64 = 3 << 8;
 const ACCESSED: u64 = 1 << 10;
-const FNXS: u64 = 1 << 11;
-const NOT_EXECUTABLE: u64 = 1 << 54;
 const NO_TRANSLATION: u64 = 1 << 16;
 const CONTIGUOUS: u64 = 1 << 52;
+const NOT_EXECUTABLE: u64 = 1 << 54;
 const BREAK_PENDING: u64 = 1 << 55;
 const SOFTWARE_SHIFT: u32 = 56;
 const SOFTWARE_BITS: u64 = 0x7 << SOFTWARE_SHIFT;
 const ADDRESS_MASK: u64 = 0x0000_ffff_ffff_f000;
 /// Bits whose change needs break-before-make (Arm ARM R_WHZWS): memory type, shareability, and output
-/// address, with the bits that FEAT_LPA2 adds. The size of a block or run is the type and the
+/// address, with bits 49:48 of FEAT_LPA2. The size of a block or run is the type and the
 /// Contiguous bit; nT is bit 16 of a block.
 const NEEDS_BREAK: u64 =
-    TABLE_OR_PAGE | MEMATTR | SHAREABILITY | 0x0007_ffff_ffff_f000 | CONTIGUOUS;
-
-/// Attributes of a leaf: memory type, permissions, and software bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Attributes {
-    /// Memory type.
-    pub memory: MemoryType,
-    /// Read permission, S2AP bit 0.
-    pub read: bool,
-    /// Write permission, S2AP bit 1.
-    pub write: bool,
-    /// Execute permission, the inverse of XN.
-    pub execute: bool,
-    /// Access flag.
-    pub is_accessed: bool,
-    /// Contiguous hint: the leaf belongs to a contiguous run.
-    pub is_contiguous: bool,
-    /// Software bits 58:56, 0 to 7.
-    pub software: u8,
-}
-
-/// Memory type of a leaf.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MemoryType {
-    /// Normal write-back cacheable memory, unless stage 1 has stricter attributes.
-    Normal,
-    /// Normal non-cacheable memory, for devices (Linux: `KVM_PGTABLE_PROT_NORMAL_NC`). No cache of
-    /// the host holds a line of it, so it needs no CMO.
-    NonCacheable,
-    /// Device-nGnRE.
-    Device,
-}
-
-impl Attributes {
-    /// Normal memory, readable, with the access flag set.
-    pub const READ: Self = Self {
-        memory: MemoryType::Normal,
-        read: true,
-        write: false,
-        execute: false,
-        is_accessed: true,
-        is_contiguous: false,
-        software: 0,
-    };
-    /// [`Attributes::READ`] with write permission.
-    pub const READ_WRITE: Self = Self { write: true, ..Self::READ };
-
-    /// Returns the attributes with the permissions and access flag of `by` added.
-    pub const fn relaxed_by(self, by: Self) -> Self {
-        Self {
-            read: self.read || by.read,
-            write: self.write || by.write,
-            execute: self.execute || by.execute,
-            is_accessed: self.is_accessed || by.is_accessed,
-            ..self
-        }
-    }
-
-    /// Returns the attributes restricted to the permissions of `to`. The access flag stays.
-    pub const fn restricted_to(self, to: Self) -> Self {
-        Self {
-            read: self.read && to.read,
-            write: self.write && to.write,
-            execute: self.execute && to.execute,
-            ..self
-        }
-    }
-}
+    TABLE_OR_PAGE | MEMATTR | SHAREABILITY | 0x0003_ffff_ffff_f000 | CONTIGUOUS;
 
 /// A table entry as stored in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -321,13 +257,6 @@ impl Descriptor {
         (self.0 ^ new.0) & NEEDS_BREAK != 0
     }
 
-    /// Returns whether accesses by the leaf have no XS attribute, whatever stage 1 selects: FnXS
-    /// (FEAT_XS).
-    #[cfg(feature = "check")]
-    pub(crate) const fn clears_xs(self) -> bool {
-        self.0 & FNXS != 0
-    }
-
     /// Returns whether the leaf's address is a multiple of its size.
     pub const fn is_aligned(self, level: Level, granule: Granule) -> bool {
         self.address().is_aligned(level.span(granule))
@@ -414,7 +343,7 @@ mod tests {
         let needed: Vec<_> = (2..64).filter(is_needed).collect();
 
         // MemAttr, SH, output address, Contiguous.
-        assert_eq!(needed, (2..6).chain(8..10).chain(12..51).chain([52]).collect::<Vec<_>>());
+        assert_eq!(needed, (2..6).chain(8..10).chain(12..50).chain([52]).collect::<Vec<_>>());
     }
 
     #[test]
