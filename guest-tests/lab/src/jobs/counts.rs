@@ -141,13 +141,24 @@ pub fn phase_of(mark: u8) -> Option<Phase> {
     if mark::step_number(mark).is_some() {
         return Some(Phase::Step);
     }
+    if mark == mark::COLLECTION {
+        return Some(Phase::Round);
+    }
     Phase::TABLE_ORDER.into_iter().find(|phase| mark::immediate(*phase) == mark)
 }
 
-/// Copies the counts of each marked segment into the record of the same phase.
+/// Copies the counts of each marked segment into the record of the same phase. A migration round has
+/// a second segment, the collection of its dirty bitmap: the counts are those of both, the elapsed time
+/// is that of the collection, as `ns` of the record.
 pub fn merge_counts(segments: &[SegmentLine], records: &mut [Record]) -> Result<(), CountError> {
-    let marked: Vec<(Phase, &SegmentLine)> =
-        segments.iter().filter_map(|segment| Some((phase_of(segment.mark)?, segment))).collect();
+    let mut marked: Vec<(Phase, Vec<&SegmentLine>)> = Vec::new();
+    for segment in segments {
+        let Some(phase) = phase_of(segment.mark) else { continue };
+        match marked.last_mut() {
+            Some((Phase::Round, round)) if segment.mark == mark::COLLECTION => round.push(segment),
+            _ => marked.push((phase, vec![segment])),
+        }
+    }
     let same = marked.len() == records.len()
         && marked.iter().zip(&*records).all(|((phase, _), record)| *phase == record.phase);
     if !same {
@@ -159,11 +170,23 @@ pub fn merge_counts(segments: &[SegmentLine], records: &mut [Record]) -> Result<
             results: list(&mut records.iter().map(|record| record.phase)),
         });
     }
-    for ((_, segment), record) in marked.into_iter().zip(records) {
-        record.counters.clone_from(&segment.counts);
-        record.elapsed_ns = segment.time.map(|time| Nanoseconds(time.elapsed.div_ceil(1000)));
+    for ((phase, segments), record) in marked.into_iter().zip(records) {
+        record.counters = sum_counts(segments.iter().copied());
+        let is_timed =
+            |segment: &&SegmentLine| phase != Phase::Round || segment.mark == mark::COLLECTION;
+        let timed = segments.into_iter().find(is_timed).and_then(|segment| segment.time);
+        record.elapsed_ns = timed.map(|time| Nanoseconds(time.elapsed.div_ceil(1000)));
     }
     Ok(())
+}
+
+/// Returns the sums of the counts of segments, by name.
+fn sum_counts<'a>(segments: impl Iterator<Item = &'a SegmentLine>) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for (name, count) in segments.flat_map(|segment| &segment.counts) {
+        *sums.entry(name.clone()).or_default() += count;
+    }
+    sums
 }
 
 /// Returns the segments of the run of a program that need not be marked; empty without one.
@@ -198,9 +221,7 @@ pub fn program_records(segments: &[SegmentLine], head: &Record) -> Result<Vec<Re
 
 /// Returns a record with the sum of the counts and times of segments.
 fn with_counts(mut record: Record, segments: &[SegmentLine]) -> Record {
-    for (name, count) in segments.iter().flat_map(|segment| &segment.counts) {
-        *record.counters.entry(name.clone()).or_default() += count;
-    }
+    record.counters = sum_counts(segments.iter());
     let sum = |time: fn(&VirtualTime) -> u64| {
         let picoseconds: u64 =
             segments.iter().filter_map(|segment| Some(time(&segment.time?))).sum();
@@ -244,6 +265,34 @@ mod tests {
 
         assert_eq!(records[0].counters, [("DC CIVAC".to_owned(), 7)].into());
         assert_eq!(records[0].elapsed_ns, Some(Nanoseconds(3)));
+    }
+
+    #[test]
+    fn a_round_has_the_counts_of_its_segments_and_the_elapsed_time_of_its_collection() {
+        let segment = |mark: u8, count: u64, elapsed: u64| SegmentLine {
+            mark,
+            counts: [("guest_aborts".to_owned(), count)].into(),
+            time: Some(VirtualTime { work: elapsed, elapsed, longest_wait: 0 }),
+            ..SegmentLine::default()
+        };
+        let round = mark::immediate(Phase::Round);
+        let segments = [
+            segment(round, 40, 10_000_000),
+            segment(mark::COLLECTION, 2, 3_000),
+            segment(mark::PHASE_END, 1, 1_000),
+            segment(round, 50, 20_000_000),
+            segment(mark::COLLECTION, 3, 4_000),
+            segment(mark::PHASE_END, 1, 1_000),
+            segment(mark::immediate(Phase::Stop), 5, 6_000),
+        ];
+        let mut records = [Phase::Round, Phase::Round, Phase::Stop].map(record);
+
+        merge_counts(&segments, &mut records).unwrap();
+
+        let figures = records.each_ref().map(|record| {
+            (record.counters["guest_aborts"], record.elapsed_ns.map(|elapsed| elapsed.0))
+        });
+        assert_eq!(figures, [(42, Some(3)), (53, Some(4)), (5, Some(6))]);
     }
 
     #[test]

@@ -10,9 +10,10 @@
 //!
 //! A round copies the pages of the previous dirty bitmap (the first round copies all pages) to the
 //! destination, waits until the round's time is over, and collects the next bitmap. The time in the
-//! round's record is the time of the collection, which blocks faulting vCPUs; events and gauges
-//! cover the whole round. The time of the stop is measured from the stop request to the last copied
-//! page. The observer receives the records after the stop, so it delays no round.
+//! round's record is the time of the collection, which blocks faulting vCPUs and has a mark of its
+//! own; events and gauges cover the whole round. The time of the stop is measured from the stop
+//! request to the last copied page. The observer receives the records after the stop, so it delays
+//! no round.
 //!
 //! Then source and destination must be equal, and hold the last write of each vCPU to each page,
 //! which the harness computes from the vCPUs' [`RandomWalk`]s. The harness also counts the clean
@@ -137,9 +138,12 @@ fn collect_round(
     round: u32,
     start: &RoundStart,
 ) -> Result<(RoundMeasurement, RoundStart, Vec<u64>), HarnessError> {
+    mark::begin_collection();
     let collecting = clock::now();
-    let log = collect_dirty_log(machine)?;
+    let log = collect_dirty_log(machine);
     let end = clock::now();
+    mark::end_phase();
+    let log = log?;
     let pages = copy.record_bitmap(&log, round);
     let writes = read_write_counts(machine)?;
     let total = writes.iter().sum();
