@@ -144,9 +144,10 @@ fn collect_round(
     let end = clock::now();
     mark::end_phase();
     let log = log?;
-    let pages = copy.record_bitmap(&log, round);
+    // The vCPUs write meanwhile, so nothing may delay this read after `end`.
     let writes = read_write_counts(machine)?;
     let total = writes.iter().sum();
+    let pages = copy.record_bitmap(&log, round);
     let after = read_events(machine)?;
     let mut events = difference(&start.events, &after);
     events.insert("guest_writes".to_owned(), total - start.writes);
