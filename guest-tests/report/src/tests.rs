@@ -3,6 +3,7 @@
 
 mod cover;
 mod geometric_means;
+mod growth;
 mod judgements;
 mod programs;
 mod seeds;
@@ -138,21 +139,6 @@ fn paired_runs_detect_more_and_must_be_equal_in_number() {
     assert_eq!(by(true, &slower).unwrap().count(Verdict::Regression), 1);
     assert_eq!(by(false, &slower).unwrap().count(Verdict::Inconclusive), 1);
     assert!(matches!(by(true, &slower[1..]), Err(CompareError::UnpairedRuns(_))));
-}
-
-#[test]
-fn single_runs_show_growth_of_virtual_time_only() {
-    let records = [1, 2, 4].map(|vcpus| {
-        let mut record = record();
-        record.config.vcpus = vcpus;
-        record.ns = Nanoseconds(u64::from(vcpus) * 1_000_000);
-        record
-    });
-    let report = |records: &[Record]| render::markdown(&compare(records, records).unwrap());
-    let (emulated, real) = (report(&records), report(&without_emulator(records.to_vec())));
-
-    assert!(emulated.contains("linear, of one schedule"), "{emulated}");
-    assert!(real.contains("inconclusive, one run a point") && !real.contains("linear"), "{real}");
 }
 
 #[test]

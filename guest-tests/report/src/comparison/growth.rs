@@ -60,7 +60,7 @@ pub struct Sweep<'a> {
     pub engine: &'a str,
     /// Two or more values in increasing order.
     pub points: Vec<(u64, &'a PhaseChange)>,
-    /// Indicates that times are exact for a schedule: of an emulator or the software machine.
+    /// Indicates that times are exact for a schedule: the virtual times of an emulator.
     is_exact: bool,
 }
 
@@ -86,7 +86,7 @@ pub fn sweeps<'a>(
                 setup,
                 engine,
                 points: vec![(value, change)],
-                is_exact: emulated || engine == "model",
+                is_exact: emulated,
             }),
         }
     }
