@@ -47,6 +47,8 @@ pub struct Sample {
     pub(crate) setup: RunSetup,
     pub(crate) seed: u64,
     pub(crate) iteration: u32,
+    /// Index of the invocation of the test on its side: that of a file, or of a part of a file.
+    pub(crate) invocation: u32,
     /// Page sizes that backed the memory.
     pub(crate) resident_pages: Option<ResidentPages>,
     pub(crate) phase: AnyPhase,
@@ -223,6 +225,7 @@ impl From<&Record> for Sample {
             },
             seed: config.seed,
             iteration: config.iteration,
+            invocation: 0,
             resident_pages: record.resident_pages,
             phase,
             ns: record.ns.0 as f64,

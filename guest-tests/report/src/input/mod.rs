@@ -28,17 +28,18 @@ use granule_types::record::{Record, SCHEMA};
 
 use crate::{
     results::{FileError, read_records},
-    sample::{self, Sample},
+    sample::{self, AnyPhase, Sample},
 };
 
 /// Name of the results file in a run directory.
 pub const RESULTS_FILE: &str = "results.jsonl";
 
-/// Reads one side: the samples of all paths, in the order of the paths.
+/// Reads one side: the samples of all paths, in the order of the paths. Each invocation of the test has
+/// an index, and iterations of its own.
 ///
 /// # Errors
-/// A path cannot be read or is repeated, or its content is incomplete; the error names file, line and
-/// remedy.
+/// A path cannot be read, a path or a run is repeated, or the content of a file is incomplete; the error
+/// names file, line and remedy.
 pub fn read_side(paths: &[PathBuf]) -> Result<Vec<Sample>, FileError> {
     let mut all: Vec<Sample> = Vec::new();
     let mut known = BTreeSet::new();
@@ -49,35 +50,89 @@ pub fn read_side(paths: &[PathBuf]) -> Result<Vec<Sample>, FileError> {
             let repeated = "a side has this file twice: name each run once";
             return Err(FileError::new(repeated).in_file(path));
         }
-        let iterations = all.iter().map(|sample| sample.iteration.saturating_add(1));
-        let next = iterations.max().unwrap_or(0);
-        let samples = read_path(path)?;
-        if let Some((other, seed)) = runs.add(path, &samples) {
-            let repeated = format!(
-                "has the same run as {}, with seed {seed}: name each run once, and repeat runs with \
-                 other seeds",
-                other.display()
-            );
-            return Err(FileError::new(repeated).in_file(path));
+        for samples in invocations(runs.read(path)?) {
+            if let Some((other, seed)) = runs.add(path, &samples) {
+                let place = match other == *path {
+                    true => "a run twice".to_owned(),
+                    false => format!("the same run as {}", other.display()),
+                };
+                let repeated = format!(
+                    "has {place}, with seed {seed}: name each run once, and repeat runs with other \
+                     seeds"
+                );
+                return Err(FileError::new(repeated).in_file(path));
+            }
+            let next = |number: fn(&Sample) -> u32| {
+                all.iter().map(|sample| number(sample).saturating_add(1)).max().unwrap_or(0)
+            };
+            let (invocation, first) =
+                (next(|sample| sample.invocation), next(|sample| sample.iteration));
+            all.extend(samples.into_iter().map(|mut sample| {
+                sample.invocation = invocation;
+                sample.iteration = sample.iteration.saturating_add(first);
+                sample
+            }));
         }
-        all.extend(samples.into_iter().map(|mut sample| {
-            sample.iteration = sample.iteration.saturating_add(next);
-            sample
-        }));
     }
     Ok(all)
 }
 
-/// Runs of the files of a side: the samples of each, by seed, setup and the file's iteration.
+/// Separates the samples of a file by invocation of the test. An invocation has each phase of an
+/// iteration once, so a phase that occurs again begins another one: files were concatenated.
+fn invocations(samples: Vec<Sample>) -> Vec<Vec<Sample>> {
+    type Schedule = (String, String, String, u64);
+    let mut known: BTreeMap<Schedule, (usize, BTreeSet<(u32, AnyPhase)>)> = BTreeMap::new();
+    let mut invocations: Vec<Vec<Sample>> = Vec::new();
+    for sample in samples {
+        let setup = &sample.setup;
+        let schedule = (sample.engine.clone(), setup.mode.clone(), setup.name(), sample.seed);
+        let (index, phases) = known.entry(schedule).or_default();
+        let phase = (sample.iteration, sample.phase.clone());
+        if !phases.insert(phase.clone()) {
+            *index += 1;
+            *phases = [phase].into();
+        }
+        let index = *index;
+        invocations.resize_with(invocations.len().max(index + 1), Vec::new);
+        invocations[index].push(sample);
+    }
+    invocations
+}
+
+/// Runs of a side, to find those that are repeated.
 #[derive(Debug, Default)]
-struct Runs(Vec<(PathBuf, BTreeMap<RunKey, Vec<Sample>>)>);
+struct Runs {
+    /// Samples of each invocation, with its file, by seed, setup and the file's iteration.
+    invocations: Vec<(PathBuf, BTreeMap<RunKey, Vec<Sample>>)>,
+    /// Logs, which have too few figures to recognise a run.
+    logs: Vec<(PathBuf, String)>,
+}
 
 type RunKey = (u64, String, u32);
 
 impl Runs {
-    /// Adds the runs of a file. Returns an earlier file with the same run, and its seed: a copy, or
-    /// an emulated run that was repeated. All figures of two other runs are never equal. Logs have
-    /// too few figures for that.
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is a log that equals an earlier one.
+    fn read(&mut self, path: &Path) -> Result<Vec<Sample>, FileError> {
+        if let Some(found) = criterion::read(path)? {
+            return Ok(found);
+        }
+        let (file, text) = read_text(path)?;
+        let samples = parse(&text).map_err(|error| error.in_file(&file))?;
+        if samples.iter().any(Sample::is_without_host) {
+            if let Some((other, _)) = self.logs.iter().find(|(_, other)| *other == text) {
+                let repeated = format!("is equal to {}: name each run once", other.display());
+                return Err(FileError::new(repeated).in_file(&file));
+            }
+            self.logs.push((file, text));
+        }
+        Ok(samples)
+    }
+
+    /// Adds the runs of an invocation. Returns an earlier file with the same run, and its seed: a copy,
+    /// or an emulated run that was repeated. All figures of two other runs are never equal.
     fn add(&mut self, path: &Path, samples: &[Sample]) -> Option<(PathBuf, u64)> {
         let mut runs: BTreeMap<RunKey, Vec<Sample>> = BTreeMap::new();
         for sample in samples.iter().filter(|sample| !sample.is_without_host()) {
@@ -88,21 +143,14 @@ impl Runs {
             runs.entry(key).or_default().push(run);
         }
         let file_with = |key: &RunKey, run: &Vec<Sample>| {
-            self.0.iter().find(|(_, others)| others.get(key) == Some(run)).map(|(path, _)| path)
+            let mut others = self.invocations.iter();
+            others.find(|(_, others)| others.get(key) == Some(run)).map(|(path, _)| path)
         };
         let repeated =
             runs.iter().find_map(|(key, run)| Some((file_with(key, run)?.clone(), key.0)));
-        self.0.push((path.to_owned(), runs));
+        self.invocations.push((path.to_owned(), runs));
         repeated
     }
-}
-
-fn read_path(path: &Path) -> Result<Vec<Sample>, FileError> {
-    if let Some(found) = criterion::read(path)? {
-        return Ok(found);
-    }
-    let (path, text) = read_text(path)?;
-    parse(&text).map_err(|error| error.in_file(&path))
 }
 
 /// Reads the records of a results file or run directory.

@@ -3,6 +3,8 @@
 //!
 //! `PROPTEST_CASES=1000000 cargo test --release -p granule-report --lib mutated` takes minutes.
 
+mod sides;
+
 use std::{cell::Cell, error::Error};
 
 use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
@@ -92,30 +94,6 @@ fn every_run_of_a_console_is_read() {
         let prefixed: String = plain.lines().map(|l| format!("{prefix}{l}\n")).collect();
         assert_eq!(log::read(&prefixed).unwrap().records, runs, "{prefix}");
     }
-}
-
-#[test]
-fn a_copy_of_a_run_is_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = |name: &str, times: &[u64]| {
-        let path = directory.path().join(name);
-        let mut records = crate::tests::runs(times, &[]);
-        for record in &mut records {
-            // Another build of a program does not make a repetition another run.
-            record.programs = [("granule".to_owned(), name.to_owned())].into();
-        }
-        let lines = record_lines(&records).unwrap();
-        std::fs::write(&path, lines).unwrap();
-        path
-    };
-    let one = file("one.jsonl", &[100, 200]);
-    let others = [file("copy.jsonl", &[300, 200]), file("other.jsonl", &[300, 400])];
-
-    let refused = read_side(&[one.clone(), others[0].clone()]).unwrap_err().to_string();
-    let read = read_side(&[one, others[1].clone()]).unwrap();
-
-    assert!(refused.contains("the same run as") && refused.contains("with seed 1"), "{refused}");
-    assert_eq!(read.len(), 4);
 }
 
 #[test]
@@ -366,18 +344,6 @@ fn files_and_run_directories_are_read_or_refused_with_file_and_remedy() {
     let stray_bytes = [b"\xff\xfe\x1b[0m boot\n", CONSOLE.as_bytes()].concat();
     fs::write(path("console.log"), stray_bytes).unwrap();
     assert_eq!(read_side(&[path("console.log")]).unwrap().len(), 6);
-}
-
-#[test]
-fn a_file_of_a_side_is_counted_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("one.log");
-    fs::write(&file, CONSOLE).unwrap();
-    let other_name = dir.path().join("./one.log");
-
-    let error = with_cause(&read_side(&[file, other_name]).unwrap_err());
-
-    assert!(error.contains("one.log") && error.contains("name each run once"), "{error}");
 }
 
 #[test]
