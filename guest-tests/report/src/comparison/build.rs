@@ -33,6 +33,8 @@ const SAME_IMAGE: &str = "Both sides ran the same kernel image.";
 const SAME_RELEASE: &str =
     "The results do not distinguish the two kernels: check that they differ.";
 const DIFFERENT_SEEDS: &str = "The two sides ran with different seeds.";
+const OMITTED_ITERATIONS: &str = "Iterations of an emulated run continue its schedule: of each seed, \
+    only the one with the median time is compared.";
 
 /// Subject of a comparison: the difference between the two sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,22 +73,6 @@ impl Comparison {
         let labels = options.labels.clone().unwrap_or(sides);
         check_sides([before, after], &labels, &options.phases)?;
         let by_engine = separates_engines(&[before, after]);
-        let sides = [before, after].map(|side| selected_groups(side, by_engine, options));
-        let pairs: Vec<Pair> = pairs(&sides[0], &sides[1]).collect();
-        let has_tick_counts = [before, after].into_iter().any(timer_tick::has_tick_counts);
-        let without_host = before.iter().chain(after).all(|sample| sample.is_without_host());
-        let differences = differences(&pairs, without_host, subject);
-        if !differences.is_empty() && !options.is_forced {
-            return Err(CompareError::ProvenanceDiffers(differences));
-        }
-        let unpaired = |(one, two): &&Pair| options.is_paired && one.runs() != two.runs();
-        if let Some((one, _)) = pairs.iter().find(unpaired) {
-            return Err(CompareError::UnpairedRuns(one.key.setup.name()));
-        }
-        let is_counted = |metric: &str| {
-            let reports = |sample: &Sample| sample.count(metric).is_some();
-            [before, after].iter().all(|side| side.iter().any(reports))
-        };
         let [label_before, label_after] = labels;
         let mut both = [Side::new(label_before, before), Side::new(label_after, after)];
         if subject == Subject::Configurations {
@@ -94,9 +80,28 @@ impl Comparison {
         }
         let [before_side, after_side] = both;
         let is_emulated = before_side.is_emulated() && after_side.is_emulated();
+        let mut sides = [before, after].map(|side| selected_groups(side, by_engine, options));
         let mut compared =
-            pairs.iter().flat_map(|(one, two)| one.samples.iter().chain(&two.samples));
+            pairs(&sides).into_iter().flat_map(|(one, two)| one.samples.iter().chain(&two.samples));
         let elapsed = is_emulated && compared.all(|sample| sample.elapsed_ns.is_some());
+        for group in sides.iter_mut().flatten() {
+            group.keep_one_iteration_of_schedules(elapsed);
+        }
+        let pairs = pairs(&sides);
+        let has_tick_counts = [before, after].into_iter().any(timer_tick::has_tick_counts);
+        let without_host = before.iter().chain(after).all(|sample| sample.is_without_host());
+        let differences = differences(&pairs, without_host, subject);
+        if !differences.is_empty() && !options.is_forced {
+            return Err(CompareError::ProvenanceDiffers(differences));
+        }
+        let unpaired = |(one, two): &&Pair| options.is_paired && one.pairing() != two.pairing();
+        if let Some((one, _)) = pairs.iter().find(unpaired) {
+            return Err(CompareError::UnpairedRuns(one.key.setup.name()));
+        }
+        let is_counted = |metric: &str| {
+            let reports = |sample: &Sample| sample.count(metric).is_some();
+            [before, after].iter().all(|side| side.iter().any(reports))
+        };
         let default = if is_emulated { MIN_EFFECT_EMULATED } else { MIN_EFFECT };
         let metrics = judged_metrics(&options.metrics);
         let figures = FigureSelection { elapsed, metrics: &metrics, has_tick_counts };
@@ -172,7 +177,14 @@ impl Comparison {
     }
 }
 
-/// Returns the groups of a side, with the samples that are compared.
+/// Returns the groups of each configuration that is on both sides.
+fn pairs<'a>(sides: &'a [Vec<Group<'a>>; 2]) -> Vec<Pair<'a>> {
+    let [before, after] = sides;
+    let partner = |one: &Group| after.iter().find(|other| other.key == one.key);
+    before.iter().filter_map(|one| Some((one, partner(one)?))).collect()
+}
+
+/// Returns the groups of a side, with the samples of the selected phases.
 fn selected_groups<'a>(
     side: &'a [Sample],
     by_engine: bool,
@@ -185,7 +197,6 @@ fn selected_groups<'a>(
     let mut groups = groups(side, by_engine);
     for group in &mut groups {
         group.samples.retain(is_requested);
-        group.keep_one_iteration_of_schedules();
         if options.is_paired {
             group.samples.sort_by_key(|sample| (sample.seed, sample.iteration));
         }
@@ -303,11 +314,12 @@ fn notes(
         (!without_host && !is_obtained, UNKNOWN_PAGE_SIZES),
         (single && comparison.is_emulated(), ONE_EMULATED_RUN),
         (single && !comparison.is_emulated(), ONE_RUN),
-        (has_different_seeds(before, after), DIFFERENT_SEEDS),
+        (has_different_seeds(sides), DIFFERENT_SEEDS),
+        (omits_iterations(sides), OMITTED_ITERATIONS),
     ];
     let notes = notes.into_iter().filter(|(holds, _)| *holds);
     let mut notes: Vec<String> = notes.map(|(_, note)| note.to_owned()).collect();
-    notes.extend(programs_note(before, after));
+    notes.extend(programs_note(sides));
     let pages = sides.each_ref().map(|groups| page_sizes(groups));
     if !of_kernels && pages[0] != pages[1] {
         let [before, after] = pages;
@@ -323,26 +335,27 @@ fn notes(
     notes
 }
 
-/// Returns the configurations that are on both sides.
-fn pairs<'a>(before: &'a [Group<'a>], after: &'a [Group<'a>]) -> impl Iterator<Item = Pair<'a>> {
-    let partner = |one: &Group| after.iter().find(|other| other.key == one.key);
-    before.iter().filter_map(move |one| Some((one, partner(one)?)))
+/// Reports whether iterations of a configuration that is on both sides were left out.
+fn omits_iterations(sides: &[Vec<Group>; 2]) -> bool {
+    let omits = |group: &Group| group.omitted_iterations.is_some_and(|omitted| omitted > 0);
+    pairs(sides).into_iter().any(|(one, two)| omits(one) || omits(two))
 }
 
 /// Reports whether the runs of a configuration that is on both sides have different seeds.
-fn has_different_seeds(before: &[Group], after: &[Group]) -> bool {
+fn has_different_seeds(sides: &[Vec<Group>; 2]) -> bool {
     let seeds = |group: &Group| -> BTreeSet<u64> {
         group.samples.iter().map(|sample| sample.seed).collect()
     };
-    pairs(before, after).any(|(one, other)| {
+    pairs(sides).into_iter().any(|(one, other)| {
         let (one, other) = (seeds(one), seeds(other));
         !one.is_empty() && !other.is_empty() && one != other
     })
 }
 
 /// Returns the note that names the programs whose builds differ between the sides.
-fn programs_note(before: &[Group], after: &[Group]) -> Option<String> {
-    let names: BTreeSet<&str> = pairs(before, after)
+fn programs_note(sides: &[Vec<Group>; 2]) -> Option<String> {
+    let names: BTreeSet<&str> = pairs(sides)
+        .into_iter()
         .flat_map(|(one, other)| provenance::differing_programs(&one.samples, &other.samples))
         .collect();
     let names: Vec<&str> = names.into_iter().collect();

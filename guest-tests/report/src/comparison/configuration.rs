@@ -34,6 +34,9 @@ pub struct GroupKey {
 pub struct Group<'a> {
     pub key: GroupKey,
     pub samples: Vec<&'a Sample>,
+    /// Number of iterations that were left out because they continue a schedule; `None` before
+    /// [`Group::keep_one_iteration_of_schedules`], and if it left the iterations as they are.
+    pub omitted_iterations: Option<usize>,
 }
 
 impl Group<'_> {
@@ -46,17 +49,19 @@ impl Group<'_> {
     pub fn of_phases(&self, is_selected: impl Fn(&AnyPhase) -> bool) -> Self {
         let samples = self.samples.iter().copied();
         let samples = samples.filter(|sample| is_selected(&sample.phase)).collect();
-        Self { key: self.key.clone(), samples }
+        Self { samples, key: self.key.clone(), omitted_iterations: self.omitted_iterations }
     }
 
-    /// Keeps one iteration of each seed if an emulator ran all: the one with the median time. The other
-    /// iterations continue its schedule, so they are no further schedules. Steps that a program repeats
-    /// are no iterations of all phases, and stay.
-    pub fn keep_one_iteration_of_schedules(&mut self) {
-        let mut iterations: BTreeMap<u64, BTreeMap<u32, Vec<&Sample>>> = BTreeMap::new();
+    /// Keeps one iteration of each seed of an invocation if an emulator ran all: the one with the median
+    /// time, which is the elapsed time if `elapsed` is true. The other iterations continue its schedule,
+    /// so they are no further schedules. Steps that a program repeats are no iterations of all phases,
+    /// and stay.
+    pub fn keep_one_iteration_of_schedules(&mut self, elapsed: bool) {
+        let schedule = |sample: &Sample| (sample.invocation, sample.seed);
+        let mut iterations: BTreeMap<(u32, u64), BTreeMap<u32, Vec<&Sample>>> = BTreeMap::new();
         for sample in &self.samples {
-            let of_seed = iterations.entry(sample.seed).or_default();
-            of_seed.entry(sample.iteration).or_default().push(sample);
+            let of_schedule = iterations.entry(schedule(sample)).or_default();
+            of_schedule.entry(sample.iteration).or_default().push(sample);
         }
         let is_emulated = self.samples.iter().all(|sample| sample.host.emulator.is_some());
         let count = self.phases().len();
@@ -64,16 +69,19 @@ impl Group<'_> {
         if !is_emulated || !iterations.values().flat_map(BTreeMap::values).all(is_complete) {
             return;
         }
-        let time = |samples: &[&Sample]| samples.iter().map(|sample| sample.ns).sum::<f64>();
+        let time =
+            |samples: &[&Sample]| samples.iter().map(|sample| sample.time(elapsed)).sum::<f64>();
         let median = |iterations: &BTreeMap<u32, Vec<&Sample>>| {
             let mut times: Vec<(f64, u32)> =
                 iterations.iter().map(|(at, samples)| (time(samples), *at)).collect();
             times.sort_by(|(one, _), (other, _)| one.total_cmp(other));
             times[(times.len() - 1) / 2].1
         };
-        let kept: BTreeMap<u64, u32> =
-            iterations.iter().map(|(seed, of_seed)| (*seed, median(of_seed))).collect();
-        self.samples.retain(|sample| kept[&sample.seed] == sample.iteration);
+        let kept: BTreeMap<(u32, u64), u32> =
+            iterations.iter().map(|(key, of_schedule)| (*key, median(of_schedule))).collect();
+        let total: usize = iterations.values().map(BTreeMap::len).sum();
+        self.omitted_iterations = Some(total - kept.len());
+        self.samples.retain(|sample| kept[&schedule(sample)] == sample.iteration);
     }
 
     /// Returns the phases in execution order.
@@ -84,6 +92,14 @@ impl Group<'_> {
     /// Returns the seed and iteration of every run.
     pub fn runs(&self) -> BTreeSet<(u64, u32)> {
         self.samples.iter().map(|sample| (sample.seed, sample.iteration)).collect()
+    }
+
+    /// Returns what identifies each run in a paired comparison: seed and iteration or, if each
+    /// invocation has one iteration of a seed, the seed.
+    pub fn pairing(&self) -> Vec<(u64, Option<u32>)> {
+        let is_reduced = self.omitted_iterations.is_some();
+        let runs = self.runs().into_iter();
+        runs.map(|(seed, iteration)| (seed, (!is_reduced).then_some(iteration))).collect()
     }
 
     /// Returns the spread of a figure over the runs that report it.
@@ -146,7 +162,7 @@ pub fn groups(samples: &[Sample], by_engine: bool) -> Vec<Group<'_>> {
         }
         match groups.iter_mut().find(|group| group.key == key) {
             Some(group) => group.samples.push(sample),
-            None => groups.push(Group { key, samples: vec![sample] }),
+            None => groups.push(Group { key, samples: vec![sample], omitted_iterations: None }),
         }
     }
     groups
@@ -309,12 +325,17 @@ fn count_if_absent(group: &Group, name: &str) -> Option<u64> {
     (group.has_counters() && Metric::from(name).is_zero_if_absent()).then_some(0)
 }
 
+/// Returns the count of every run of a phase, in run order; `None` for a run that lacks it.
+fn counts_of_phase(group: &Group, phase: &AnyPhase, name: &str) -> Vec<Option<f64>> {
+    let missing = count_if_absent(group, name);
+    let count = |sample: &Sample| sample.count(name).or(missing).map(|count| count as f64);
+    group.of_phase(phase).map(count).collect()
+}
+
 /// Returns the count of every run; `None` if a run lacks it, or if it is 0 in all runs.
 fn count_of_runs(phase: &AnyPhase, before: &Group, after: &Group, name: &str) -> Option<Runs> {
     let side = |group: &Group| -> Option<Vec<f64>> {
-        let missing = count_if_absent(group, name);
-        let count = |sample: &Sample| sample.count(name).or(missing).map(|count| count as f64);
-        group.of_phase(phase).map(count).collect()
+        counts_of_phase(group, phase, name).into_iter().collect()
     };
     let runs = Runs { before: side(before)?, after: side(after)? };
     let is_counted = runs.sides().concat().iter().any(|&count| count != 0.0);
