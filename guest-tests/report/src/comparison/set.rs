@@ -3,7 +3,7 @@
 //! the configurations of one kernel.
 
 use super::{
-    CompareError, Comparison, ComparisonOptions, Group, LabelledSide, SetupField,
+    CompareError, Comparison, ComparisonOptions, LabelledSide, SetupField,
     build::{Subject, separates_engines},
     configuration::Configuration,
     labelled_side::{GroupsOfSides, groups_of_sides},
@@ -100,7 +100,7 @@ impl ComparisonSet {
         !self.selected_phases.is_empty()
     }
 
-    /// Returns the configurations of the comparisons, with the samples of the selected phases.
+    /// Returns the configurations of the comparisons, with the samples that these compare.
     pub(crate) fn configurations(&self) -> Vec<ConfigurationInSet<'_>> {
         let all = groups_of_sides(&self.sides, self.separates_engines).into_iter();
         let configurations = all.filter_map(|groups| {
@@ -110,9 +110,12 @@ impl ComparisonSet {
                 !self.has_selected_phases()
                     || self.selected_phases.iter().any(|one| phase.is_named(one))
             };
-            let select =
-                |group: Option<_>| group.map(|group: Group<'_>| group.of_phases(is_selected));
-            let groups = groups.into_iter().map(select).collect();
+            let compared = groups.into_iter().map(|group| {
+                let mut group = group?.of_phases(is_selected);
+                group.keep_one_iteration_of_schedules(self.has_elapsed_times());
+                Some(group)
+            });
+            let groups = compared.collect();
             changes.iter().any(Option::is_some).then_some(ConfigurationInSet { groups, changes })
         });
         configurations.collect()

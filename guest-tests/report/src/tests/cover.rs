@@ -106,6 +106,31 @@ fn selected_phases_and_counts_replace_the_default() {
 }
 
 #[test]
+fn counts_are_those_of_the_compared_iterations() {
+    let with_iterations = |mut one: LabelledSide| {
+        let further = one.samples.clone().into_iter().map(|mut sample| {
+            sample.iteration = 1;
+            sample.elapsed_ns = sample.elapsed_ns.map(|elapsed| 2.0 * elapsed);
+            sample.counters.insert("guest_aborts".to_owned(), 999_999);
+            sample
+        });
+        one.samples.extend(further.collect::<Vec<_>>());
+        one
+    };
+    let two = || vec![side("base", 0, BASE), side("series", 2, PATCH_2)];
+    let three = || [two(), vec![side("series-1", 1, PATCH_1)]].concat();
+
+    for sides in [two(), three()] {
+        let single = cover(sides.clone(), &ComparisonOptions::default());
+        let sides = sides.into_iter().map(with_iterations).collect();
+        let repeated = cover(sides, &ComparisonOptions::default());
+
+        let figures = |text: &str| text.split("\nFigures are").next().map(str::to_owned);
+        assert_eq!(figures(&repeated), figures(&single), "{repeated}");
+    }
+}
+
+#[test]
 fn sides_that_do_not_differ_have_all_phases_and_no_regression() {
     let text = cover(
         vec![side("base", 0, BASE), side("base again", 1, BASE)],
