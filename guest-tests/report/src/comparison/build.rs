@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 
 use super::{
     CompareError, Comparison, ComparisonOptions, GeometricMean, SCHEMA, TIME_METRIC,
-    configuration::{Configuration, FigureSelection, Group, PhaseChange, groups},
+    configuration::{
+        Configuration, FigureSelection, Group, PhaseChange, groups, partly_counted_phases,
+    },
     growth, timer_tick,
 };
 use crate::{
@@ -332,6 +334,7 @@ fn notes(
             notes.push(format!("Only in {label}, not compared: {}.", alone.join("; ")));
         }
     }
+    notes.extend(comparison.metrics().filter_map(|metric| partial_count_note(metric, sides)));
     notes
 }
 
@@ -339,6 +342,21 @@ fn notes(
 fn omits_iterations(sides: &[Vec<Group>; 2]) -> bool {
     let omits = |group: &Group| group.omitted_iterations.is_some_and(|omitted| omitted > 0);
     pairs(sides).into_iter().any(|(one, two)| omits(one) || omits(two))
+}
+
+/// Returns the note on the phases that a metric does not judge because some of their runs lack it.
+fn partial_count_note(metric: &str, sides: &[Vec<Group>; 2]) -> Option<String> {
+    if metric == TIME_METRIC {
+        return None;
+    }
+    let partial = pairs(sides).into_iter().filter_map(|(one, two)| {
+        let phases = partly_counted_phases(one, two, metric);
+        let name = one.key.setup.name();
+        (!phases.is_empty()).then(|| format!("{} of {name}", phases.join(", ")))
+    });
+    let partial: Vec<String> = partial.collect();
+    (!partial.is_empty())
+        .then(|| format!("{metric} is not judged where some runs lack it: {}.", partial.join("; ")))
 }
 
 /// Reports whether the runs of a configuration that is on both sides have different seeds.

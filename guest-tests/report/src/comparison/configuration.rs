@@ -341,3 +341,13 @@ fn count_of_runs(phase: &AnyPhase, before: &Group, after: &Group, name: &str) ->
     let is_counted = runs.sides().concat().iter().any(|&count| count != 0.0);
     is_counted.then_some(runs)
 }
+
+/// Returns the common phases in which some runs have a count and others lack it.
+pub fn partly_counted_phases(before: &Group, after: &Group, name: &str) -> Vec<String> {
+    let (phases, others) = (before.phases(), after.phases());
+    let is_partial = |phase: &&&AnyPhase| {
+        let counts = [before, after].map(|group| counts_of_phase(group, phase, name)).concat();
+        counts.iter().any(Option::is_some) && counts.contains(&None)
+    };
+    phases.intersection(&others).filter(is_partial).map(ToString::to_string).collect()
+}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of the judged metrics and phases, and of the verdicts on which a comparison fails.
 
-use granule_types::phase::Phase;
+use granule_types::{phase::Phase, record::Record};
 
 use super::{compare, compare_with, options, two_sides, with_series};
 use crate::{Comparison, ComparisonOptions, FailOn, Metric, Verdict, render};
@@ -46,6 +46,26 @@ fn a_phase_without_any_counter_has_the_count_0() {
         compare_with(&without, &after, &ComparisonOptions { metrics, ..options() }).unwrap();
 
     assert_eq!(verdicts(&comparison), [Verdict::NoRegression, Verdict::Regression]);
+}
+
+#[test]
+fn a_phase_in_which_a_run_lacks_the_count_is_noted() {
+    let [before, mut after] = two_sides();
+    after[1].events.clear();
+    let judged = |after: &[Record]| {
+        let metrics = vec!["kvm_guest_fault".into()];
+        compare_with(&before, after, &ComparisonOptions { metrics, ..options() }).unwrap()
+    };
+
+    let comparison = judged(&after);
+    after[4].events.clear();
+    let text = render::text(&judged(&after));
+
+    assert!(text.contains("Inconclusive: no phase has kvm_guest_fault in all runs."), "{text}");
+    assert_eq!(verdicts(&comparison).len(), 1, "update");
+    let expected = "kvm_guest_fault is not judged where some runs lack it: create of \
+                    anonymous_hugetlb_2mb, 64M, 16 vCPUs.";
+    assert!(comparison.notes.iter().any(|note| note == expected), "{:?}", comparison.notes);
 }
 
 #[test]
