@@ -160,7 +160,9 @@ fn run_action(machine: &CiMachine) -> Output {
 
 #[test]
 fn the_action_fails_on_a_regression_and_writes_a_summary() {
-    for (after, lab_status, expected) in [(1000, 0, 0), (2000, 0, 1), (1000, 1, 1), (1000, 2, 2)] {
+    for (after, lab_status, expected) in
+        [(1000, 0, 0), (2000, 0, 1), (1000, 1, 1), (1000, 2, 2), (1000, 101, 2)]
+    {
         let machine = CiMachine::new(after, lab_status);
         machine.clone_linux(2);
 
@@ -199,6 +201,21 @@ fn the_gitlab_template_fetches_the_base_of_the_merge_request() {
     assert!(calls.contains(&format!("--git . {before}..{after} --out granule-results")), "{calls}");
     assert!(calls.trim_end().ends_with("-v 2"), "{calls}");
     git(&machine.path("linux"), &["cat-file", "-e", &before]);
+}
+
+#[test]
+fn an_option_without_its_value_has_no_result() {
+    for options in ["--min-effect", "-v 2 --fail-on"] {
+        let machine = CiMachine::new(1000, 0);
+        machine.clone_linux(2);
+
+        let output = machine.run(
+            &format!("../granule/scripts/ci-compare . HEAD^1..HEAD ../results {options}"),
+            &[],
+        );
+
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+    }
 }
 
 #[test]
