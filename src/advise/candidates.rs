@@ -82,7 +82,8 @@ pub struct OfferedBacking {
 }
 
 /// Modes of dirty logging to measure. `manual` is left out, because `initially-set` (since Linux
-/// 5.7) is the same with a cheaper start.
+/// 5.7) is the same with a cheaper start: KVM write-protects no memory until the log is cleared. The
+/// measured start contains a first clear of the whole log, which a migration does piece by piece.
 const MODES: [DirtyLogOption; 3] =
     [DirtyLogOption::Plain, DirtyLogOption::InitiallySet, DirtyLogOption::Ring];
 

@@ -142,7 +142,8 @@ impl DirtyLog {
         Ok(Self { mode, rings, dirty_bitmap: None })
     }
 
-    /// Starts or stops dirty logging of `slot`.
+    /// Starts or stops dirty logging of `slot`. The start of [`DirtyMode::ManualInitiallySet`] includes
+    /// a first clear of the whole log.
     pub fn set_enabled(&mut self, vm: &VmFd, slot: &Memslot, on: bool) -> Result<(), KvmError> {
         slot.set_region(vm, if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })?;
         if let Some(rings) = &self.rings {
