@@ -27,6 +27,8 @@ pub(crate) enum Defect {
     None,
     /// Number of a vCPU that runs until it is kicked.
     Hangs(usize),
+    /// Number of a vCPU that runs although it is kicked.
+    IgnoresKicks(usize),
     /// Number of a vCPU that fails immediately; the others hang.
     Fails(usize),
     Panics(usize),
@@ -174,6 +176,9 @@ impl TestVcpu for FakeVcpu {
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
         match self.state.defect {
             Defect::Hangs(vcpu) if vcpu == self.index => return self.run_until_kicked(),
+            Defect::IgnoresKicks(vcpu) if vcpu == self.index => loop {
+                thread::park();
+            },
             Defect::Fails(vcpu) if vcpu == self.index => return Err(self.failure("FAILED")),
             Defect::Fails(_) => return self.run_until_kicked(),
             Defect::Panics(vcpu) if vcpu == self.index => {

@@ -21,7 +21,7 @@
 //! vCPUs run; `release` then waits for them.
 //!
 //! Dropping [`TaskThreads`] ends and joins the threads, except those whose vCPU stays in the guest
-//! although kicked: a join would not return. The error names these vCPUs.
+//! although kicked: a join would not return. An error of `release` names these vCPUs.
 
 mod gate;
 mod threads;
@@ -207,6 +207,20 @@ mod tests {
         let error = start(3, Defect::CannotBind(1)).unwrap_err();
 
         assert!(matches!(error, TaskThreadsError::Bind(1, _)), "{error}");
+    }
+
+    #[test]
+    fn open_tasks_that_are_dropped_leave_a_stuck_vcpu_to_its_thread() {
+        let (mut threads, machine) = start(3, Defect::IgnoresKicks(1)).unwrap();
+        let mut armed = threads.arm(&[task(); 3], 0).unwrap();
+        armed.open();
+
+        drop(armed);
+
+        let is_joinable: Vec<_> = threads.threads.iter().map(|t| t.handle.is_some()).collect();
+        assert_eq!(is_joinable, [true, false, true]);
+        drop(threads);
+        assert!(Arc::strong_count(&machine.state) > 1, "the stuck vCPU's thread runs");
     }
 
     #[test]

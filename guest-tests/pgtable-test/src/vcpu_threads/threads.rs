@@ -244,8 +244,22 @@ impl TaskThreads {
             Err(_) => None,
         };
         let running = self.running_vcpus();
+        let stuck = self.stop_running_vcpus();
+        let error = match failed {
+            Some(vcpu) => self.take_failure(vcpu).unwrap_or(TaskThreadsError::Stopped),
+            None => self.deadline_error(running),
+        };
+        if stuck.is_empty() {
+            return Err(error);
+        }
+        Err(TaskThreadsError::Stuck(stuck, Box::new(error)))
+    }
+
+    /// Kicks the vCPUs that still run and waits for them. Returns those that stay in the guest, whose
+    /// threads are not joined.
+    fn stop_running_vcpus(&mut self) -> Vec<usize> {
         self.is_stopped = true;
-        for &vcpu in &self.running_vcpus() {
+        for vcpu in self.running_vcpus() {
             self.threads[vcpu].kick.kick();
         }
         let end = Instant::now() + KICK_TIMEOUT;
@@ -255,14 +269,7 @@ impl TaskThreads {
         for &vcpu in &stuck {
             drop(self.threads[vcpu].handle.take());
         }
-        let error = match failed {
-            Some(vcpu) => self.take_failure(vcpu).unwrap_or(TaskThreadsError::Stopped),
-            None => self.deadline_error(running),
-        };
-        if stuck.is_empty() {
-            return Err(error);
-        }
-        Err(TaskThreadsError::Stuck(stuck, Box::new(error)))
+        stuck
     }
 
     /// Returns the vCPUs whose completion is not stored.
@@ -311,7 +318,8 @@ pub struct TaskTimes {
 }
 
 /// Tasks of vCPU threads that wait at the gate. Dropping this value without [`ArmedTasks::release`]
-/// ends the threads; if the gate is open, the vCPUs are kicked first.
+/// ends the threads; if the gate is open, the vCPUs are kicked first, and those that stay in the guest are
+/// left to their threads.
 #[derive(Debug)]
 #[must_use = "the vCPU threads wait at the gate"]
 pub struct ArmedTasks<'a> {
@@ -347,11 +355,11 @@ impl Drop for ArmedTasks<'_> {
         if self.is_released {
             return;
         }
-        self.owner.is_stopped = true;
         if self.open_time.is_none() {
+            self.owner.is_stopped = true;
             self.owner.shared_state.gate.close();
         } else {
-            self.owner.threads.iter().for_each(|thread| thread.kick.kick());
+            self.owner.stop_running_vcpus();
         }
     }
 }
