@@ -30,8 +30,9 @@ pub mod values;
 use std::{
     env,
     error::Error,
+    ffi::OsString,
     io::{self, Write},
-    process::ExitCode,
+    process::{self, ExitCode},
 };
 
 use clap::{Parser, Subcommand};
@@ -107,6 +108,17 @@ pub enum CommandOutcome {
     Abort,
 }
 
+impl CommandOutcome {
+    const fn exit_code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Inconclusive => 125,
+            Self::Abort => 128,
+        }
+    }
+}
+
 /// Result of a subcommand: its outcome, or the error that ends the process with exit code 2.
 pub type CommandResult = Result<CommandOutcome, Box<dyn Error>>;
 
@@ -138,10 +150,7 @@ fn main() -> ExitCode {
         Command::Man(args) => manual::run(&args),
     };
     match result {
-        Ok(CommandOutcome::Done) => ExitCode::SUCCESS,
-        Ok(CommandOutcome::Failed) => ExitCode::from(1),
-        Ok(CommandOutcome::Inconclusive) => ExitCode::from(125),
-        Ok(CommandOutcome::Abort) => ExitCode::from(128),
+        Ok(outcome) => ExitCode::from(outcome.exit_code()),
         Err(error) => {
             #[cfg(feature = "lab")]
             granule_lab::interrupt::wait_if_ending();
@@ -154,8 +163,23 @@ fn main() -> ExitCode {
 fn parse_command_line() -> Command {
     match env::args_os().nth(1) {
         Some(name) if name == "run" => Command::Run(RunCli::parse().command),
-        _ => Cli::parse().command,
+        _ => match Cli::try_parse() {
+            Ok(cli) => cli.command,
+            Err(error) if error.use_stderr() && is_bisection(env::args_os()) => {
+                // `git bisect run` interprets clap's exit code 2 as a bad commit.
+                let _ = error.print();
+                process::exit(CommandOutcome::Abort.exit_code().into());
+            }
+            Err(error) => error.exit(),
+        },
     }
+}
+
+/// Reports whether arguments that cannot be parsed are those of `granule compare --bisect`.
+fn is_bisection(arguments: impl Iterator<Item = OsString>) -> bool {
+    let mut arguments = arguments.skip(1);
+    arguments.next().is_some_and(|name| name == "compare")
+        && arguments.any(|argument| argument.to_string_lossy().starts_with("--bisect"))
 }
 
 /// Writes text to standard output. Returns whether more can be written: a pipe that its reader closed

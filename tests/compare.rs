@@ -103,6 +103,19 @@ fn bisect_exit_code_is_125_for_an_inconclusive_result() {
 }
 
 #[test]
+fn a_usage_error_ends_a_bisection() {
+    for (arguments, code) in [
+        (&["--bisect", "one", "two", "--phases", "create"][..], 128),
+        (&["--bisect"], 128),
+        (&["--bisect", "--by", "backing", "one"], 128),
+        (&["one", "two", "--phases", "create"], 2),
+        (&["--bisect", "--help"], 0),
+    ] {
+        assert_eq!(compare(arguments).0, Some(code), "{arguments:?}");
+    }
+}
+
+#[test]
 fn a_report_is_not_written_over_an_input() {
     let inputs = InputDirectory::new();
     let [before, after] = ["before", "after"].map(|name| inputs.write_log(name, PHASE_TIMES, 1));

@@ -72,8 +72,16 @@ fn run_point(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> Command
     });
     match result {
         Ok(()) => Ok(CommandOutcome::Done),
-        Err(error @ (HarnessError::StartVcpus(_) | HarnessError::Observer(_))) => Err(error.into()),
-        Err(error) => {
+        Err(error) => outcome_of_error(error),
+    }
+}
+
+/// Returns the failure of a test, or the error of a test that cannot run as configured.
+fn outcome_of_error(error: HarnessError) -> CommandResult {
+    use HarnessError::{MigrationUnsupported, Observer, StartVcpus, TooManyVcpus};
+    match error {
+        StartVcpus(_) | Observer(_) | MigrationUnsupported | TooManyVcpus(..) => Err(error.into()),
+        error => {
             print_error(&error);
             Ok(CommandOutcome::Failed)
         }

@@ -4,6 +4,7 @@
 use clap::Parser;
 use granule_pgtable_test::{
     config::PhaseSelection,
+    harness::HarnessError,
     pgtable_vm::{CountedEvents, KvmConfig},
     software_machine::DEFAULT_POLICY,
 };
@@ -14,7 +15,8 @@ use granule_types::{
 };
 use granule_vmm::kvm::memslot::DirtyMode;
 
-use super::{Args, WrongEngine, args::SweepConflict};
+use super::{Args, WrongEngine, args::SweepConflict, outcome_of_error};
+use crate::CommandOutcome;
 
 #[derive(Debug, Parser)]
 struct BenchArgs {
@@ -182,4 +184,13 @@ fn malformed_options_are_refused() {
     ] {
         assert!(parse(line).is_err(), "{line}");
     }
+}
+
+#[test]
+fn a_test_that_cannot_run_as_configured_is_no_failed_test() {
+    let lost = HarnessError::WrongContents { address: GuestAddress(0x1000), expected: 1, found: 0 };
+
+    assert!(outcome_of_error(HarnessError::TooManyVcpus(513, 512)).is_err());
+    assert!(outcome_of_error(HarnessError::MigrationUnsupported).is_err());
+    assert_eq!(outcome_of_error(lost).unwrap(), CommandOutcome::Failed);
 }
