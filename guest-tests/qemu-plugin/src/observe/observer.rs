@@ -39,14 +39,12 @@ type NewTableAction = fn(NewTable, Option<u8>) -> MachineAction;
 
 fn table_action(table: NewTable, unordered_writer: Option<u8>) -> MachineAction {
     let NewTable { address, level, entries, .. } = table;
-    let table = TableAddress(address.0);
-    MachineAction::Table { table, level, unordered_writer, entries }
+    MachineAction::Table { table: TableAddress(address.0), level, unordered_writer, entries }
 }
 
 fn kernel_table_action(table: NewTable, unordered_writer: Option<u8>) -> MachineAction {
     let NewTable { address, level, entries, .. } = table;
-    let table = TableAddress(address.0);
-    MachineAction::KernelTable { table, level, unordered_writer, entries }
+    MachineAction::KernelTable { table: TableAddress(address.0), level, unordered_writer, entries }
 }
 
 /// State of a CPU that every store reads.
@@ -334,8 +332,7 @@ impl Observer {
             }
             for change in changes {
                 self.report_tables(state, cpu, change.tables, action);
-                let (old, new) = (change.old, change.new);
-                let entry = EntryAddress(change.entry.0);
+                let (entry, old, new) = (EntryAddress(change.entry.0), change.old, change.new);
                 let stack = state.trace.stack(&*self.machine, cpu, address);
                 state.trace.emit(cpu, MachineAction::Store { entry, old, new, kind }, stack);
             }
