@@ -14,14 +14,18 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{DeviceState, MmioDevice, MmioDeviceInfo, RestoreError, state::SerialState};
 
 /// Offsets of registers.
+const DATA: u8 = 0;
 const INTERRUPT_ENABLE: u8 = 1;
 const INTERRUPT_IDENTIFICATION: u8 = 2;
 const LINE_CONTROL: u8 = 3;
+const MODEM_CONTROL: u8 = 4;
 /// Causes in the interrupt identification.
 const SENT: u8 = 1 << 1;
 const RECEIVED: u8 = 1 << 2;
 /// Bit of the line control by which the first registers are those of the divisor.
 const DIVISOR_ACCESS: u8 = 1 << 7;
+/// Bit of the modem control by which the port receives what it sends.
+const LOOPBACK: u8 = 1 << 4;
 
 /// Destination of guest output.
 pub type SerialOutput = Box<dyn io::Write + Send>;
@@ -30,6 +34,8 @@ pub type SerialOutput = Box<dyn io::Write + Send>;
 #[allow(missing_debug_implementations, reason = "it holds any output")]
 pub struct Serial {
     port: vm_superio::Serial<InterruptLine, DrainEvent, SerialOutput>,
+    /// Set when the guest has sent a byte to itself.
+    has_own_input: bool,
 }
 
 struct InterruptLine(EventFd);
@@ -47,7 +53,7 @@ pub trait SerialPort: MmioDevice {
     /// Accepts as many bytes of `input` as fit into the FIFO, and returns their number.
     fn receive(&mut self, input: &[u8]) -> usize;
 
-    /// Returns the input that the guest has not read.
+    /// Returns the input that the guest has not read, and has not sent to itself.
     fn unread_input(&self) -> Vec<u8>;
 
     /// Returns the event that the port signals when the guest has read all input.
@@ -73,7 +79,7 @@ impl Serial {
     pub fn new(irq: EventFd, output: SerialOutput) -> io::Result<Self> {
         let drain_event = DrainEvent(Arc::new(EventFd::new(libc::EFD_NONBLOCK)?));
         let port = vm_superio::Serial::with_events(InterruptLine(irq), drain_event, output);
-        Ok(Self { port })
+        Ok(Self { port, has_own_input: false })
     }
 
     /// Describes the port for the device tree, with one register per byte. The node also needs
@@ -109,7 +115,11 @@ impl SerialPort for Serial {
     }
 
     fn unread_input(&self) -> Vec<u8> {
-        self.port.state().in_buffer
+        // Bytes of the guest must not become input of another boot.
+        match self.has_own_input {
+            true => Vec::new(),
+            false => self.port.state().in_buffer,
+        }
     }
 
     fn drain_event(&self) -> Arc<EventFd> {
@@ -131,6 +141,7 @@ impl MmioDevice for Serial {
         let (Ok(offset @ 0..=7), [byte]) = (u8::try_from(offset), data) else {
             return false;
         };
+        self.has_own_input |= offset == DATA && self.port.read(MODEM_CONTROL) & LOOPBACK != 0;
         if let Err(error) = self.port.write(offset, *byte) {
             log::debug!("serial port: {error}");
         }
@@ -213,6 +224,18 @@ mod tests {
         let mut shown = String::new();
         screen.read_to_string(&mut shown).unwrap();
         assert_eq!(shown, "login:");
+    }
+
+    #[test]
+    fn bytes_that_the_guest_sends_to_itself_are_no_input_of_another_boot() {
+        let mut serial = Serial::new(event(), Box::new(io::sink())).unwrap();
+        assert_eq!(serial.receive(b"typed"), 5);
+        assert_eq!(serial.unread_input(), b"typed");
+
+        assert!(serial.write(MODEM_CONTROL.into(), &[LOOPBACK]));
+        assert!(serial.write(DATA.into(), b"!"));
+
+        assert!(serial.unread_input().is_empty());
     }
 
     #[test]
