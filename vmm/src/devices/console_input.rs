@@ -9,7 +9,7 @@
 //! The bytes go to the FIFO of a serial port ([`SerialSink`]) or to a pipe from which a virtio
 //! console reads ([`PipeSink`]).
 //!
-//! The input ends with the VM. [`ConsoleInput::finish`] then returns the bytes that the guest has read
+//! The input ends before the VM. [`StoppedInput::unread`] then returns the bytes that the guest has read
 //! from neither, with which the input of the VM after a reset starts.
 
 use std::{
@@ -176,11 +176,25 @@ impl ConsoleInput {
         Ok(Self { thread, accepted, backlog })
     }
 
-    /// Ends the input of a VM whose vCPUs and devices have ended. Returns the bytes that its guest has not
-    /// read, oldest first.
-    #[must_use]
-    pub fn finish(self) -> Vec<u8> {
+    /// Ends the input. What the user types from now on stays in the terminal.
+    pub fn stop(self) -> StoppedInput {
         drop(self.thread);
+        StoppedInput { accepted: self.accepted, backlog: self.backlog }
+    }
+}
+
+/// Input that has ended, of which the guest may still read what the console has accepted.
+#[allow(missing_debug_implementations, reason = "it holds any port")]
+pub struct StoppedInput {
+    accepted: AcceptedInput,
+    backlog: Arc<Mutex<Vec<u8>>>,
+}
+
+impl StoppedInput {
+    /// Returns the bytes that the guest has not read, oldest first. The VM's vCPUs and devices must have
+    /// ended.
+    #[must_use]
+    pub fn unread(self) -> Vec<u8> {
         let mut unread = self.accepted.unread();
         unread.append(&mut self.backlog.lock());
         unread
@@ -389,7 +403,7 @@ mod tests {
         let writer = thread::spawn(move || keyboard.write_all(&long_input()).unwrap());
         let mut received = read_port(&port, 100);
 
-        let unread = running.finish();
+        let unread = running.stop().unread();
         let ((port, _irq), console, ..) = setup();
         let _running = start_waiting(console, unread, input);
         received.extend(read_port(&port, long_input().len() - 100));
@@ -408,7 +422,7 @@ mod tests {
         device.read_exact(&mut received).unwrap();
         drop(device);
 
-        let unread = running.finish();
+        let unread = running.stop().unread();
         let (console, mut device) = virtio_console();
         let _running = start_waiting(console, unread, input);
         device.read_to_end(&mut received).unwrap();
@@ -427,6 +441,6 @@ mod tests {
             thread::yield_now();
         }
 
-        assert_eq!(running.finish(), b"boot\n");
+        assert_eq!(running.stop().unread(), b"boot\n");
     }
 }

@@ -318,11 +318,12 @@ impl RunContext<'_> {
         self.write_order(&vm);
         written?;
         drop(controller);
+        // Keys that are typed from now on, such as the one that ends the program, are for the next boot.
+        let input = input.stop();
         drop(vm);
-        let unread_input = input.finish();
-        // Keys are for the boot that its user sees.
+        // Earlier ones were for the boot that the user saw.
         if terminal.is_none() {
-            self.kept.unread_input.set(unread_input);
+            self.kept.unread_input.set(input.unread());
         }
         drop(terminal);
         Ok(outcome)

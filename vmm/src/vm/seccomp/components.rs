@@ -155,7 +155,7 @@ fn run_console() {
     let mut line = [0; 4];
     keys.read_exact(&mut line).unwrap();
     assert_eq!(&line, b"key\n");
-    assert!(input.finish().is_empty());
+    assert!(input.stop().unread().is_empty());
 }
 
 /// Allocates private memory on a NUMA node and shared memory, clears it as after a reset of the guest, and
