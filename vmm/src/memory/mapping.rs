@@ -38,7 +38,8 @@ pub struct Mapping {
 }
 
 // SAFETY: the memory behind the pointers is mapped as long as the value exists; every access
-// through them is volatile or a system call, which is allowed in any thread.
+// through them is volatile, a system call, or of a caller that rules out others, so it is allowed in any
+// thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as for Send; no method returns a reference to the memory.
 unsafe impl Sync for Mapping {}
