@@ -145,7 +145,7 @@ pub mod mark {
     //! | `0x60` | no phase |
     //! | `0x61` + index in [`Phase::ALL`] | that phase (`0x61` create … `0x67` unmap) |
     //! | `0x68`, `0x69` | a migration round, the migration's stop; the vCPUs keep running |
-    //! | `0x6a` | the collection of the dirty bitmap at the end of a migration round |
+    //! | `0x6a`, `0x6b` | the collection of the dirty bitmap at the end of a migration round; what follows it |
     //! | `0x70` | a program without marks, such as the kernel's test; set by the lab's init |
     //! | `0x71`, `0x72` | a guest of `granule run`; that guest's init |
     //! | `0x78`…`0x7f` | steps 1 to 8 of a program that marks itself (`granule lab workload`) |
@@ -160,6 +160,9 @@ pub mod mark {
     pub const FIRST_PHASE: u8 = 0x61;
     /// Immediate of the collection of the dirty bitmap at the end of a migration round.
     pub const COLLECTION: u8 = 0x6a;
+    /// Immediate of the end of that collection. The vCPUs keep running, so what follows until the next
+    /// mark belongs to the round.
+    pub const COLLECTED: u8 = 0x6b;
     /// Immediate of the start of a program without marks.
     pub const UNMARKED_PROGRAM: u8 = 0x70;
     /// Immediate of the start of a guest.
@@ -207,6 +210,11 @@ pub mod mark {
     /// Marks the collection of the dirty bitmap at the end of a migration round.
     pub fn begin_collection() {
         execute_hint::<COLLECTION>();
+    }
+
+    /// Marks the end of that collection, after which the round goes on until the next mark.
+    pub fn end_collection() {
+        execute_hint::<COLLECTED>();
     }
 
     /// Marks the end of a phase.
@@ -270,7 +278,7 @@ pub mod mark {
             for (offset, phase) in (FIRST_PHASE..).zip(all) {
                 assert_eq!(immediate(phase), offset);
             }
-            assert_eq!(COLLECTION, immediate(Phase::Stop) + 1);
+            assert_eq!([COLLECTION, COLLECTED], [1, 2].map(|next| immediate(Phase::Stop) + next));
         }
     }
 }

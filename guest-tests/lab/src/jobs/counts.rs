@@ -141,21 +141,27 @@ pub fn phase_of(mark: u8) -> Option<Phase> {
     if mark::step_number(mark).is_some() {
         return Some(Phase::Step);
     }
-    if mark == mark::COLLECTION {
+    if is_end_of_round(mark) {
         return Some(Phase::Round);
     }
     Phase::TABLE_ORDER.into_iter().find(|phase| mark::immediate(*phase) == mark)
 }
 
+/// Reports whether a mark begins another segment of the same migration round.
+fn is_end_of_round(mark: u8) -> bool {
+    [mark::COLLECTION, mark::COLLECTED].contains(&mark)
+}
+
 /// Copies the counts of each marked segment into the record of the same phase. A migration round has
-/// a second segment, the collection of its dirty bitmap: the counts are those of both, the elapsed time
-/// is that of the collection, as `ns` of the record.
+/// three segments: until the collection of its dirty bitmap, the collection, and what follows it, while
+/// the vCPUs keep running. The counts are those of all three, the elapsed time is that of the collection,
+/// as `ns` of the record.
 pub fn merge_counts(segments: &[SegmentLine], records: &mut [Record]) -> Result<(), CountError> {
     let mut marked: Vec<(Phase, Vec<&SegmentLine>)> = Vec::new();
     for segment in segments {
         let Some(phase) = phase_of(segment.mark) else { continue };
         match marked.last_mut() {
-            Some((Phase::Round, round)) if segment.mark == mark::COLLECTION => round.push(segment),
+            Some((Phase::Round, round)) if is_end_of_round(segment.mark) => round.push(segment),
             _ => marked.push((phase, vec![segment])),
         }
     }
@@ -279,10 +285,10 @@ mod tests {
         let segments = [
             segment(round, 40, 10_000_000),
             segment(mark::COLLECTION, 2, 3_000),
-            segment(mark::PHASE_END, 1, 1_000),
+            segment(mark::COLLECTED, 1, 1_000),
             segment(round, 50, 20_000_000),
             segment(mark::COLLECTION, 3, 4_000),
-            segment(mark::PHASE_END, 1, 1_000),
+            segment(mark::COLLECTED, 1, 1_000),
             segment(mark::immediate(Phase::Stop), 5, 6_000),
         ];
         let mut records = [Phase::Round, Phase::Round, Phase::Stop].map(record);
@@ -292,7 +298,7 @@ mod tests {
         let figures = records.each_ref().map(|record| {
             (record.counters["guest_aborts"], record.elapsed_ns.map(|elapsed| elapsed.0))
         });
-        assert_eq!(figures, [(42, Some(3)), (53, Some(4)), (5, Some(6))]);
+        assert_eq!(figures, [(43, Some(3)), (54, Some(4)), (5, Some(6))]);
     }
 
     #[test]

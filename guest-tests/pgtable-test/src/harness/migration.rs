@@ -142,7 +142,7 @@ fn collect_round(
     let collecting = clock::now();
     let log = collect_dirty_log(machine);
     let end = clock::now();
-    mark::end_phase();
+    mark::end_collection();
     let log = log?;
     // The vCPUs write meanwhile, so nothing may delay this read after `end`.
     let writes = read_write_counts(machine)?;
