@@ -142,11 +142,16 @@ fn compare_sides(args: Args) -> CommandResult {
     let comparisons = set.comparisons();
     Ok(if comparisons.iter().any(|comparison| args.fail_on.is_failure(comparison)) {
         CommandOutcome::Failed
-    } else if args.bisect && comparisons.iter().any(|one| one.count(Verdict::Inconclusive) > 0) {
+    } else if args.bisect && comparisons.iter().any(is_inconclusive) {
         CommandOutcome::Inconclusive
     } else {
         CommandOutcome::Done
     })
+}
+
+/// Reports whether a bisection learns nothing of a commit: a row is inconclusive, or a metric not judged.
+fn is_inconclusive(comparison: &Comparison) -> bool {
+    comparison.count(Verdict::Inconclusive) > 0 || comparison.has_unjudged_metric()
 }
 
 /// Reads both sides of a comparison of kernels, and their origin in runs of the lab.

@@ -129,6 +129,16 @@ impl Comparison {
         self.before.is_emulated() && self.after.is_emulated()
     }
 
+    /// Reports whether some run has a metric that is judged in no phase, because others lack it.
+    pub fn has_unjudged_metric(&self) -> bool {
+        self.metrics().any(|metric| self.is_unjudged(metric))
+    }
+
+    pub(crate) fn is_unjudged(&self, metric: &str) -> bool {
+        self.judgements().all(|judgement| judgement.metric != metric)
+            && self.rows().any(|(_, change)| change.count(metric).is_some())
+    }
+
     /// Returns the judged metrics.
     pub(crate) fn metrics(&self) -> impl Iterator<Item = &str> {
         [&self.metric].into_iter().chain(&self.further_metrics).map(String::as_str)

@@ -275,7 +275,7 @@ fn metric_verdict(comparison: &Comparison, metric: &str) -> String {
     let [regressions, inconclusive] = [Verdict::Regression, Verdict::Inconclusive]
         .map(|verdict| judged().filter(|judgement| judgement.verdict == verdict).count());
     let judged = judged().count();
-    if judged == 0 && comparison.rows().any(|(_, change)| change.count(metric).is_some()) {
+    if comparison.is_unjudged(metric) {
         return format!("Inconclusive: no phase has {metric} in all runs.");
     }
     if judged == 0 {

@@ -59,9 +59,11 @@ fn a_phase_in_which_a_run_lacks_the_count_is_noted() {
 
     let comparison = judged(&after);
     after[4].events.clear();
-    let text = render::text(&judged(&after));
+    let unjudged = judged(&after);
+    let text = render::text(&unjudged);
 
     assert!(text.contains("Inconclusive: no phase has kvm_guest_fault in all runs."), "{text}");
+    assert!(unjudged.has_unjudged_metric() && !comparison.has_unjudged_metric());
     assert_eq!(verdicts(&comparison).len(), 1, "update");
     let expected = "kvm_guest_fault is not judged where some runs lack it: create of \
                     anonymous_hugetlb_2mb, 64M, 16 vCPUs.";
