@@ -353,6 +353,17 @@ fn a_block_that_becomes_writable_under_logging_is_found() {
 }
 
 #[test]
+fn memory_without_a_log_needs_no_mark() {
+    let unmarked = FAULT.replace("0 enter 4 ffff000001000000 10 0 0\n", "");
+    let with = |change: &str| rules(&[change, &unmarked].concat());
+
+    assert_eq!(with("0 enter 14 50000000 0 200 0\n"), [], "no memory is logged");
+    assert_eq!(with("0 enter 14 50000000 200 200 1\n"), [], "other addresses");
+    assert_eq!(with(""), [Rule::NotMarkedDirty], "the trace has no change of the memory");
+    assert_eq!(with("0 enter 14 60000000 0 200 0\n"), [Rule::NotMarkedDirty], "another guest");
+}
+
+#[test]
 fn logged_memory_ends_at_the_highest_address() {
     for arguments in ["fffffffffffff 1", "fffffffffffff ffffffffffffffff", "ffffffffffffffff 1"] {
         let trace = format!("{FAULT}0 enter 14 50000000 {arguments} 1\n");

@@ -122,7 +122,7 @@ rules! {
         "An entry is made from a page lookup that an mmu_notifier has invalidated.",
         "Linux: mmu_invalidate_retry()";
     NotMarkedDirty: "not-marked-dirty",
-        "A writable leaf is not marked dirty when the bitmap is read, or is larger than a page.",
+        "A writable leaf of logged memory is not marked dirty, or is larger than a page.",
         "Linux: mark_page_dirty_in_slot()";
     SplitRelaxed: "split-relaxed",
         "A split relaxes or remaps entries other than the one that faulted.",

@@ -90,7 +90,7 @@ struct MadeLeaf {
 /// The steps of a thread since it began to handle a guest's abort.
 #[derive(Debug, Default)]
 struct Fault {
-    /// Leaves that have become writable.
+    /// Leaves that have become writable, of memory that is logged, or may be.
     writable: Vec<MadeLeaf>,
     /// Leaves that were changed in place and are older than the guest's entry.
     changed: Vec<MadeLeaf>,
@@ -250,8 +250,14 @@ impl Faults {
             let made = MadeLeaf { guest: number, ipa: position.ipa, size, store };
             let was_writable = before.is_some_and(|leaf| leaf.attributes().write);
             if leaf.attributes().write && !was_writable {
-                fault.writable.push(made);
-                check_logging(guest, &made, logged);
+                let log = guest.lock.and_then(|lock| logged.of_guest(lock));
+                let is_logged = log.map(|log| log.first_in(made.ipa, made.size).is_some());
+                if is_logged.unwrap_or(true) {
+                    fault.writable.push(made);
+                }
+                if is_logged == Some(true) {
+                    check_size_under_logging(guest, &made);
+                }
             }
             // Memory that stays mapped needs no look-up.
             if before.is_none()
@@ -297,10 +303,9 @@ impl Faults {
 }
 
 /// Checks that only a page becomes writable while dirty pages are logged.
-fn check_logging(guest: &mut Guest, leaf: &MadeLeaf, logged: &LoggedMemory) {
+fn check_size_under_logging(guest: &mut Guest, leaf: &MadeLeaf) {
     let MadeLeaf { ipa, size, .. } = *leaf;
-    let is_logged = guest.lock.is_some_and(|lock| logged.overlaps(lock, ipa, size));
-    if is_logged && size > guest.checker.granule().size() {
+    if size > guest.checker.granule().size() {
         let detail =
             format!("{}: {size:#x} bytes become writable under logging", guest_address(ipa));
         guest.checker.report(Rule::NotMarkedDirty, detail);

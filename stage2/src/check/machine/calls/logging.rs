@@ -45,9 +45,10 @@ impl LoggedMemory {
         }
     }
 
-    /// Returns whether part of a range is logged in the guest of a lock.
-    pub(super) fn overlaps(&self, lock: PhysAddr, ipa: Ipa, size: u64) -> bool {
-        self.0.get(&lock).is_some_and(|logged| logged.first_in(ipa, size).is_some())
+    /// Returns the logged addresses of the guest of a lock; none if the trace has no change of its memory,
+    /// so that all of it may be logged.
+    pub(super) fn of_guest(&self, lock: PhysAddr) -> Option<&AddressSet<Ipa>> {
+        self.0.get(&lock)
     }
 
     /// Forgets the memory of guests with this lock.
