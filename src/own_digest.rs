@@ -2,10 +2,10 @@
 //! The digest of this program in the results that it writes, by which `granule compare` notes that
 //! different builds made two results.
 
-use std::{collections::BTreeMap, env, fs::File, io};
+use std::{collections::BTreeMap, env, fs::File};
 
+use granule_report::digest::sha256_of;
 use granule_types::{host::FACTS_VARIABLE, record};
-use sha2::{Digest, Sha256};
 
 /// Returns the SHA-256 of this program for [`record::Record::programs`]; empty if the file cannot be
 /// read, and in the lab, which records the digests itself: an emulated host would spend seconds.
@@ -13,15 +13,9 @@ pub fn programs() -> BTreeMap<String, String> {
     if env::var_os(FACTS_VARIABLE).is_some() {
         return BTreeMap::new();
     }
-    let digest = sha256_of_this_program().ok();
-    digest.map(|digest| (record::GRANULE.to_owned(), digest)).into_iter().collect()
-}
-
-fn sha256_of_this_program() -> io::Result<String> {
-    let mut hasher = Sha256::new();
     // The link refers to the program even after it was rebuilt.
-    io::copy(&mut File::open("/proc/self/exe")?, &mut hasher)?;
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    let digest = File::open("/proc/self/exe").and_then(sha256_of);
+    digest.into_iter().map(|digest| (record::GRANULE.to_owned(), digest)).collect()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod tests;
 pub(super) mod values;
 
 use std::{
+    collections::BTreeMap,
     error::Error,
     io::{self, Write},
     path::Path,
@@ -38,17 +39,25 @@ use values::{Engine, GuestMapOption};
 pub fn run(args: Args) -> CommandResult {
     args.check()?;
     let mut json = None;
+    let programs = args.output.json.as_ref().map(|_| own_digest::programs()).unwrap_or_default();
     let points = args.sweep_points();
     for point in &points {
-        if run_point(point, points.len() as u64, &mut json)? == CommandOutcome::Failed {
+        let runs = points.len() as u64;
+        if run_point(point, runs, &programs, &mut json)? == CommandOutcome::Failed {
             return Ok(CommandOutcome::Failed);
         }
     }
     Ok(CommandOutcome::Done)
 }
 
-/// Runs the test once, as one of `runs`. The first run creates the file of `json`.
-fn run_point(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandResult {
+/// Runs the test once, as one of `runs`, with these digests in the records. The first run creates the
+/// file of `json`.
+fn run_point(
+    args: &Args,
+    runs: u64,
+    programs: &BTreeMap<String, String>,
+    json: &mut Option<RecordWriter>,
+) -> CommandResult {
     let PreparedRun { mut machine, plan, warning } = args.prepare()?;
     if let Some(warning) = warning {
         eprintln!("granule: warning: {warning}");
@@ -61,7 +70,6 @@ fn run_point(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> Command
         true => Box::new(io::stderr()),
         false => Box::new(io::stdout()),
     };
-    let programs = json.as_ref().map(|_| own_digest::programs()).unwrap_or_default();
     let mut lines = LogLines::new(to, plan.config.clone(), plan.iterations);
     let result = harness::run(machine.as_mut(), &plan, &mut |progress| {
         lines.print(&progress)?;

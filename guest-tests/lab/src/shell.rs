@@ -10,7 +10,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use sha2::{Digest, Sha256};
+pub use granule_report::digest::sha256;
+use granule_report::digest::sha256_of;
 
 use crate::command::{Command, CommandError, quote};
 
@@ -135,15 +136,6 @@ pub fn sorted_entries(path: &Path) -> Vec<String> {
     names
 }
 
-/// Returns the SHA-256 in hexadecimal.
-pub fn sha256(bytes: &[u8]) -> String {
-    hexadecimal(&Sha256::digest(bytes))
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// SHA-256 of files, each read once.
 #[derive(Debug, Default)]
 pub struct FileHashes(Mutex<BTreeMap<PathBuf, String>>);
@@ -154,11 +146,9 @@ impl FileHashes {
         if let Some(hash) = known.get(path) {
             return Ok(hash.clone());
         }
-        let mut hasher = Sha256::new();
-        fs::File::open(path)
-            .and_then(|mut file| io::copy(&mut file, &mut hasher))
+        let hash = fs::File::open(path)
+            .and_then(sha256_of)
             .map_err(|error| CommandError::file("read", path, error))?;
-        let hash = hexadecimal(&hasher.finalize());
         known.insert(path.to_owned(), hash.clone());
         Ok(hash)
     }

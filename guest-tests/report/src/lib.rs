@@ -14,6 +14,7 @@
 //! prints a [`Comparison`]; its module `columns` declares the columns of all tables.
 
 mod comparison;
+pub mod digest;
 pub mod input;
 mod judge;
 mod metric;
