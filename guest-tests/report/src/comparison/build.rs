@@ -137,7 +137,7 @@ impl Comparison {
         };
         comparison.judge(is_counted)?;
         comparison.geomeans = geometric_means(&comparison);
-        comparison.notes = notes(&comparison, &sides, without_host, subject);
+        comparison.notes = notes(&comparison, &sides, &pairs, without_host, subject);
         Ok(comparison)
     }
 
@@ -297,6 +297,7 @@ fn check_sides(
 fn notes(
     comparison: &Comparison,
     sides: &[Vec<Group>; 2],
+    pairs: &[Pair],
     without_host: bool,
     subject: Subject,
 ) -> Vec<String> {
@@ -316,12 +317,12 @@ fn notes(
         (!without_host && !is_obtained, UNKNOWN_PAGE_SIZES),
         (single && comparison.is_emulated(), ONE_EMULATED_RUN),
         (single && !comparison.is_emulated(), ONE_RUN),
-        (has_different_seeds(sides), DIFFERENT_SEEDS),
-        (omits_iterations(sides), OMITTED_ITERATIONS),
+        (has_different_seeds(pairs), DIFFERENT_SEEDS),
+        (omits_iterations(pairs), OMITTED_ITERATIONS),
     ];
     let notes = notes.into_iter().filter(|(holds, _)| *holds);
     let mut notes: Vec<String> = notes.map(|(_, note)| note.to_owned()).collect();
-    notes.extend(programs_note(sides));
+    notes.extend(programs_note(pairs));
     let pages = sides.each_ref().map(|groups| page_sizes(groups));
     if !of_kernels && pages[0] != pages[1] {
         let [before, after] = pages;
@@ -334,22 +335,22 @@ fn notes(
             notes.push(format!("Only in {label}, not compared: {}.", alone.join("; ")));
         }
     }
-    notes.extend(comparison.metrics().filter_map(|metric| partial_count_note(metric, sides)));
+    notes.extend(comparison.metrics().filter_map(|metric| partial_count_note(metric, pairs)));
     notes
 }
 
 /// Reports whether iterations of a configuration that is on both sides were left out.
-fn omits_iterations(sides: &[Vec<Group>; 2]) -> bool {
+fn omits_iterations(pairs: &[Pair]) -> bool {
     let omits = |group: &Group| group.omitted_iterations.is_some_and(|omitted| omitted > 0);
-    pairs(sides).into_iter().any(|(one, two)| omits(one) || omits(two))
+    pairs.iter().any(|(one, two)| omits(one) || omits(two))
 }
 
 /// Returns the note on the phases that a metric does not judge because some of their runs lack it.
-fn partial_count_note(metric: &str, sides: &[Vec<Group>; 2]) -> Option<String> {
+fn partial_count_note(metric: &str, pairs: &[Pair]) -> Option<String> {
     if metric == TIME_METRIC {
         return None;
     }
-    let partial = pairs(sides).into_iter().filter_map(|(one, two)| {
+    let partial = pairs.iter().filter_map(|(one, two)| {
         let phases = partly_counted_phases(one, two, metric);
         let name = one.key.setup.name();
         (!phases.is_empty()).then(|| format!("{} of {name}", phases.join(", ")))
@@ -360,20 +361,20 @@ fn partial_count_note(metric: &str, sides: &[Vec<Group>; 2]) -> Option<String> {
 }
 
 /// Reports whether the runs of a configuration that is on both sides have different seeds.
-fn has_different_seeds(sides: &[Vec<Group>; 2]) -> bool {
+fn has_different_seeds(pairs: &[Pair]) -> bool {
     let seeds = |group: &Group| -> BTreeSet<u64> {
         group.samples.iter().map(|sample| sample.seed).collect()
     };
-    pairs(sides).into_iter().any(|(one, other)| {
+    pairs.iter().any(|(one, other)| {
         let (one, other) = (seeds(one), seeds(other));
         !one.is_empty() && !other.is_empty() && one != other
     })
 }
 
 /// Returns the note that names the programs whose builds differ between the sides.
-fn programs_note(sides: &[Vec<Group>; 2]) -> Option<String> {
-    let names: BTreeSet<&str> = pairs(sides)
-        .into_iter()
+fn programs_note(pairs: &[Pair]) -> Option<String> {
+    let names: BTreeSet<&str> = pairs
+        .iter()
         .flat_map(|(one, other)| provenance::differing_programs(&one.samples, &other.samples))
         .collect();
     let names: Vec<&str> = names.into_iter().collect();
