@@ -6,8 +6,8 @@
 //! always works; bytes beyond a limit are dropped. With a file or a pipe, the thread reads again
 //! only after the sink has accepted all earlier bytes, so that no byte is lost.
 //!
-//! The bytes go to the FIFO of a serial port ([`SerialSink`]) or to a pipe from which a virtio
-//! console reads ([`PipeSink`]).
+//! The bytes go to the FIFO of a serial port (`SerialSink`) or to a pipe from which a virtio
+//! console reads (`PipeSink`).
 //!
 //! The input ends before the VM. [`StoppedInput::unread`] then returns the bytes that the guest has read
 //! from neither, with which the input of the VM after a reset starts.
