@@ -19,7 +19,7 @@ pub struct HostOptions {
     /// CPU model of the emulated host
     #[arg(long, value_name = "MODEL", default_value = "neoverse-n1")]
     pub(crate) cpu: String,
-    /// CPUs of the emulated host [default: one for each vCPU]
+    /// CPUs of the emulated host [default: one for each vCPU; at least 2 for tests and guests]
     #[arg(long, value_name = "N", value_parser = super::cpu_count_parser())]
     pub(crate) smp: Option<u32>,
     /// Length of a CPU's turn in nanoseconds of virtual time; it should be shorter than the
