@@ -15,6 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     config::{MemoryZone, Stage2Prefault, VmConfig},
     device_manager::{DeviceManager, SharedSerialPort, interrupt_count},
+    fault_stalls::PendingStalls,
     generation,
     open_files::OpenFiles,
     outcome::{VmError, failed},
@@ -89,6 +90,8 @@ pub struct Vm {
     paused_counter: Cell<Option<u64>>,
     /// Limits threads of devices by seccomp.
     pub confines_threads: bool,
+    /// The stalls that a pause ends, if they are measured.
+    pub pending_stalls: Option<PendingStalls>,
     pub statistics: Statistics,
 }
 
@@ -101,6 +104,9 @@ impl Vm {
         self.vcpus.pause();
         if self.paused_counter.get().is_none() && !self.vcpus.has_ended() {
             let first = self.vcpus.lock_first();
+        if let Some(stalls) = &self.pending_stalls {
+            stalls.end();
+        }
             let counter = first.as_deref().map(guest::counter).transpose()?;
             self.paused_counter.set(counter);
         }
@@ -230,6 +236,7 @@ pub fn build(
     })
 }
 
+        pending_stalls: None,
 /// Allocates guest memory, or makes that of the boot before a reset zero: the guest must not depend on
 /// what was there, nor learn secrets of that boot. Such memory stays mapped, so that no other process can
 /// take its hugetlb pages, and keeps its node and advice.

@@ -4,7 +4,8 @@
 //!
 //! It includes all that delays the vCPU: locks, the allocation of the page, the userfaultfd handler,
 //! other threads on its CPU. `lock-wait` is the part of it in which the vCPU waits for locks of the
-//! kernel, such as the mmu_lock and the mmap_lock, as a histogram of the faults that wait.
+//! kernel, such as the mmu_lock and the mmap_lock, as a histogram of the faults that wait. A pause of the
+//! VM ends the stalls of its vCPUs.
 //!
 //! A thread reads the samples periodically. Those of several buffers are ordered only up to the time at
 //! which a reading began, so later ones wait for the next reading.
@@ -67,7 +68,7 @@ impl FaultStalls {
             loop {
                 let mut fds = [PollFd::from_borrowed_fd(borrow_event(stop), PollFlags::IN)];
                 match poll(&mut fds, Some(&READ_INTERVAL)) {
-                    Ok(0) | Err(rustix::io::Errno::INTR) => recorder.lock().read(),
+                    Ok(0) | Err(rustix::io::Errno::INTR) => drop(recorder.lock().read()),
                     _ => return,
                 }
             }
@@ -75,8 +76,13 @@ impl FaultStalls {
         Ok(())
     }
 
-    /// Adds the histograms to `counts`, as `TYPE.LEVEL`, and as [`LOST`] the number of samples that the
-    /// kernel dropped.
+    /// Returns the handle by which a pause ends the stalls.
+    pub fn pending(&self) -> PendingStalls {
+        PendingStalls(Arc::clone(&self.recorder))
+    }
+
+    /// Adds the histograms to `counts`, as `TYPE.LEVEL`, and as [`LOST`] the number of samples that are
+    /// lost or stand beside lost ones.
     pub fn add_to(&self, counts: &mut EventCounts) {
         let mut recorder = self.recorder.lock();
         recorder.read();
@@ -87,6 +93,20 @@ impl FaultStalls {
     }
 }
 
+/// The stalls that last while the VM is paused.
+#[derive(Debug)]
+pub struct PendingStalls(Arc<Mutex<Recorder>>);
+
+impl PendingStalls {
+    /// Ends the stalls of vCPUs that are out of the guest. Otherwise those that left KVM on a fault, because
+    /// of the signal for the pause, would last as long as the pause.
+    pub fn end(&self) {
+        let mut recorder = self.0.lock();
+        let now = recorder.read();
+        recorder.stalls.end_pending(now);
+    }
+}
+
 #[derive(Debug)]
 struct Recorder {
     trace: FaultTrace,
@@ -94,11 +114,13 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn read(&mut self) {
+    /// Reads the samples, and returns the time in nanoseconds until which they are recorded.
+    fn read(&mut self) -> u64 {
         let now = clock_gettime(ClockId::Monotonic);
         let now = now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned();
         self.trace.drain(&mut self.stalls.samples);
         self.stalls.record_until(now);
+        now
     }
 }
 
@@ -115,6 +137,23 @@ struct PendingFault {
     waited: u64,
 }
 
+impl PendingFault {
+    /// Records the stall, which has ended.
+    fn record(&self, end: u64, histograms: &mut Histograms) {
+        let mut record = |name, nanoseconds| {
+            let stall = Duration::from_nanos(nanoseconds);
+            histograms.entry(name).or_default().record(stall);
+        };
+        record(self.name, end - self.start);
+        if self.waited > 0 {
+            record(LOCK_WAIT, self.waited);
+        }
+    }
+}
+
+/// Histograms by the names of stalls.
+type Histograms = BTreeMap<&'static str, StallHistogram>;
+
 /// Pairs of faults and entries.
 #[derive(Debug)]
 struct Stalls {
@@ -123,7 +162,7 @@ struct Stalls {
     /// Fault of each thread that has not entered the guest since.
     pending: HashMap<u32, PendingFault>,
     /// Histograms of all names, so that a count of 0 is not absent.
-    histograms: BTreeMap<&'static str, StallHistogram>,
+    histograms: Histograms,
     lost: u64,
 }
 
@@ -150,17 +189,14 @@ impl Stalls {
         // The sort is stable, and a buffer is in order.
         self.samples.sort_by_key(|sample| sample.nanoseconds);
         let count = self.samples.partition_point(|sample| sample.nanoseconds <= end);
-        let Self { samples, pending, histograms, .. } = self;
-        let mut record = |name, nanoseconds| {
-            let stall = Duration::from_nanos(nanoseconds);
-            histograms.entry(name).or_insert_with(StallHistogram::default).record(stall);
-        };
+        let Self { samples, pending, histograms, lost } = self;
         for sample in samples.drain(..count) {
             match sample.event {
                 TracedEvent::Fault(name) => {
                     let start = sample.nanoseconds;
                     let fault = PendingFault { name, start, ..PendingFault::default() };
-                    pending.insert(sample.thread, fault);
+                    // The kernel reports a loss only beside a later sample of the same CPU.
+                    *lost += u64::from(pending.insert(sample.thread, fault).is_some());
                 }
                 TracedEvent::LockWait(lock) => {
                     if let Some(fault) = pending.get_mut(&sample.thread)
@@ -184,15 +220,19 @@ impl Stalls {
                 }
                 TracedEvent::Entry => {
                     if let Some(fault) = pending.remove(&sample.thread) {
-                        record(fault.name, sample.nanoseconds - fault.start);
-                        if fault.waited > 0 {
-                            record(LOCK_WAIT, fault.waited);
-                        }
+                        fault.record(sample.nanoseconds, histograms);
                     }
                 }
                 // None is left: see above.
                 TracedEvent::Lost(_) => {}
             }
+        }
+    }
+
+    /// Records the stalls of threads that have not entered the guest, which end at `end`.
+    fn end_pending(&mut self, end: u64) {
+        for (_, fault) in self.pending.drain() {
+            fault.record(end, &mut self.histograms);
         }
     }
 }
@@ -292,5 +332,33 @@ mod tests {
 
         assert_eq!(total(&stalls, "translation.level3"), (0, 0));
         assert_eq!(stalls.lost, 9);
+    }
+
+    #[test]
+    fn a_stall_whose_entry_is_missing_is_lost() {
+        let mut stalls = Stalls::new(std::iter::empty());
+        stalls.samples = vec![
+            sample(10, 1, TracedEvent::Fault("translation.level3")),
+            sample(50, 1, TracedEvent::Fault("translation.level3")),
+            sample(55, 1, TracedEvent::Entry),
+        ];
+
+        stalls.record_until(100);
+
+        assert_eq!(total(&stalls, "translation.level3"), (1, 5));
+        assert_eq!(stalls.lost, 1);
+    }
+
+    #[test]
+    fn a_pause_ends_the_stalls_of_its_vcpus() {
+        let mut stalls = Stalls::new(std::iter::empty());
+        stalls.samples = vec![sample(10, 1, TracedEvent::Fault("translation.level2"))];
+        stalls.record_until(20);
+
+        stalls.end_pending(20);
+        stalls.samples = vec![sample(3_600_000, 1, TracedEvent::Entry)];
+        stalls.record_until(4_000_000);
+
+        assert_eq!(total(&stalls, "translation.level2"), (1, 10));
     }
 }

@@ -256,6 +256,7 @@ impl RunContext<'_> {
             self.collects_statistics.then(refreshed_stage2_table_bytes).flatten();
         let (sender, marks) = mpsc::sync_channel(MAX_MARKS);
         let (mut vm, input_console) = self.build(start_time, &wake, &sender)?;
+        vm.pending_stalls = fault_stalls.as_ref().map(FaultStalls::pending);
         if let Some(balloon) = vm.balloon.as_ref().filter(|_| self.boot_count > 1) {
             balloon.set_target(self.kept.balloon_target.get());
         }
