@@ -34,7 +34,7 @@ use crate::{
         BootTimer, Bus, Rtc,
         console_output::ConsoleOutput,
         serial::SerialOutput,
-        virtio::{balloon::BalloonHandle, console::Console},
+        virtio::{balloon::BalloonHandle, block::Disk, console::Console},
     },
     kvm::{
         self, dirty_ring::DirtyRings, memslot::Memslot, read_only_page::ReadOnlyPage,
@@ -69,6 +69,8 @@ pub struct Vm {
     pub serial: SharedSerialPort,
     pub bus: Arc<Bus>,
     pub balloon: Option<Arc<BalloonHandle>>,
+    /// The disks of its devices.
+    pub disks: Vec<Disk>,
     /// Dirty rings, if the dirty logging mode uses them.
     pub rings: Option<Arc<DirtyRings>>,
     /// Memslots, in the order of the memory zones.
@@ -88,10 +90,10 @@ pub struct Vm {
     /// The guest's counter while it is paused, from which it goes on. Otherwise the guest would take a pause
     /// for a CPU that hangs.
     paused_counter: Cell<Option<u64>>,
-    /// Limits threads of devices by seccomp.
-    pub confines_threads: bool,
     /// The stalls that a pause ends, if they are measured.
     pub pending_stalls: Option<PendingStalls>,
+    /// Limits threads of devices by seccomp.
+    pub confines_threads: bool,
     pub statistics: Statistics,
 }
 
@@ -102,11 +104,11 @@ impl Vm {
     /// The counter cannot be read: the vCPUs are paused.
     pub fn pause(&self) -> Result<(), VmError> {
         self.vcpus.pause();
-        if self.paused_counter.get().is_none() && !self.vcpus.has_ended() {
-            let first = self.vcpus.lock_first();
         if let Some(stalls) = &self.pending_stalls {
             stalls.end();
         }
+        if self.paused_counter.get().is_none() && !self.vcpus.has_ended() {
+            let first = self.vcpus.lock_first();
             let counter = first.as_deref().map(guest::counter).transpose()?;
             self.paused_counter.set(counter);
         }
@@ -183,6 +185,8 @@ pub fn build(
         devices.add_serial(config.serial, connections.serial_output)?;
     devices.add_platform_device(Rtc::describe, Rtc::default())?;
     devices.add_platform_device(BootTimer::describe, connections.boot_timer)?;
+    let disks = files.disks.iter().map(Disk::try_clone).collect::<Result<_, _>>();
+    let disks = disks.map_err(failed("--disk"))?;
     let balloon = devices.add_virtio_devices(&config.devices, files, connections.console)?;
     if let Some(page) = &generation {
         // Behind the others, whose interrupts and memslots do not depend on it.
@@ -221,6 +225,7 @@ pub fn build(
         serial,
         bus,
         balloon,
+        disks,
         rings,
         slots,
         controller,
@@ -231,12 +236,12 @@ pub fn build(
         memory,
         has_suspended_devices: Cell::new(snapshot.is_some()),
         paused_counter: Cell::new(paused_counter),
+        pending_stalls: None,
         confines_threads: connections.confines_vcpus,
         statistics,
     })
 }
 
-        pending_stalls: None,
 /// Allocates guest memory, or makes that of the boot before a reset zero: the guest must not depend on
 /// what was there, nor learn secrets of that boot. Such memory stays mapped, so that no other process can
 /// take its hugetlb pages, and keeps its node and advice.

@@ -227,7 +227,8 @@ mod tests {
         let saved = log.write(memory, directory).unwrap();
         let mut state = small_state(saved.name.clone());
         state.changes = saved.changes.clone();
-        directory.commit(saved.new_file(), &state).unwrap();
+        let committed = directory.commit(saved.new_file(), &state).unwrap();
+        directory.remove_earlier(&committed);
         log.set_committed(saved);
     }
 

@@ -97,7 +97,8 @@ mod tests {
             restrict_file_access(Some(&folder), Some(&saved)).unwrap();
             for _ in 0..2 {
                 let (name, file) = snapshots.create_memory().unwrap();
-                snapshots.commit(&file, &small_state(name)).unwrap();
+                let committed = snapshots.commit(&file, &small_state(name)).unwrap();
+                snapshots.remove_earlier(&committed);
             }
             let proc = fs::read("/proc/self/status").map(drop);
             let removed = fs::remove_file(folder.join("socket"));

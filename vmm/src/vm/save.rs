@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_types::units::Bytes;
+use granule_types::{error_text, units::Bytes};
 
 use super::{
     builder::Vm,
@@ -15,12 +15,12 @@ use super::{
     dirty_logs::DirtyLogs,
     outcome::{VmError, failed},
     saved_memory::SavedMemory,
-    snapshot::{SnapshotDirectory, VmState, ZoneState},
+    snapshot::{Committed, SnapshotDirectory, VmState, ZoneState},
     vcpu::RunState,
 };
 use crate::{
     arch::{guest, host},
-    devices::DeviceState,
+    devices::{DeviceState, virtio::block::Disk},
 };
 
 /// Sizes of a snapshot.
@@ -49,15 +49,19 @@ pub struct ChangeLogs<'a> {
 /// changed since the last one, if there is one. Also returns the time in which the VM was stopped.
 ///
 /// # Errors
-/// A device cannot be saved, or a file cannot be written. The VM continues as before, and the
-/// directory contains its earlier snapshot, if there was one.
+/// A device cannot be saved, or a file cannot be written: the VM continues as before, and the
+/// directory contains its earlier snapshot, if there was one. Or the VM cannot continue: it stays
+/// paused, and if this is the error that is returned, the new snapshot is complete.
 pub fn save(
     vm: &Vm,
     config: &VmConfig,
     directory: &SnapshotDirectory,
     logs: Option<ChangeLogs<'_>>,
 ) -> Result<(SavedSizes, Duration), VmError> {
-    while_stopped(vm, |devices| save_stopped(vm, config, directory, logs, devices)).finish()
+    let save = |devices| save_stopped(vm, config, directory, logs, devices);
+    let ((sizes, committed), time) = while_stopped(vm, save).finish()?;
+    directory.remove_earlier(&committed);
+    Ok((sizes, time))
 }
 
 /// Saves a VM that runs, and stops it only to save what has changed since its memory was written:
@@ -78,6 +82,8 @@ pub fn save_live(
         while_stopped(vm, |_| Ok(logs.changes.begin(vm, config.dirty_log, logs.dirty)?))
             .finish()?;
     let base = SavedMemory::write_all(&vm.memory, directory)?;
+    // As much as possible while the guest runs: the second stop flushes what it has written since.
+    flush_disks(vm).inspect_err(|_| directory.discard(&base.name))?;
     let (name, written) = (base.name.clone(), base.written);
     // The commit then waits for the changes only.
     base.new_file()
@@ -90,7 +96,8 @@ pub fn save_live(
     if stopped.done.is_err() {
         directory.discard(&name);
     }
-    let (saved, second) = stopped.finish()?;
+    let ((saved, committed), second) = stopped.finish()?;
+    directory.remove_earlier(&committed);
     Ok((SavedSizes { written: Bytes(written.0 + saved.written.0), ..saved }, first + second))
 }
 
@@ -104,10 +111,21 @@ struct Stopped<T> {
 }
 
 impl<T> Stopped<T> {
-    /// Returns the result of the work, with the time in which the VM was stopped.
+    /// Returns the result of the work, with the time in which the VM was stopped. An error of the work
+    /// hides that the VM cannot continue, which is logged then.
     fn finish(self) -> Result<(T, Duration), VmError> {
-        let done = self.done?;
-        self.resumed.map(|()| (done, self.time))
+        match (self.done, self.resumed) {
+            (Ok(done), Ok(())) => Ok((done, self.time)),
+            (Ok(_), Err(error)) => {
+                Err(failed("the VM was saved, but stays paused")(error_text(&error)))
+            }
+            (Err(error), resumed) => {
+                if let Err(paused) = resumed {
+                    log::error!("the VM stays paused: {}", error_text(&paused));
+                }
+                Err(error)
+            }
+        }
     }
 }
 
@@ -144,7 +162,9 @@ fn save_stopped(
     directory: &SnapshotDirectory,
     mut logs: Option<ChangeLogs<'_>>,
     devices: DeviceStates,
-) -> Result<SavedSizes, VmError> {
+) -> Result<(SavedSizes, Committed), VmError> {
+    // Memory may refer to what the guest has written, also before it has reset the device.
+    flush_disks(vm)?;
     vm.rewind_counter()?;
     let vcpus = vm.vcpus.lock();
     let vcpus: Vec<_> = vcpus.iter().map(|vcpu| &**vcpu).collect();
@@ -171,17 +191,21 @@ fn save_stopped(
         devices,
         machine,
     };
-    let is_durable = directory
+    let committed = directory
         .commit(memory.new_file(), &state)
         .inspect_err(|_| directory.discard(memory.new_name()))?;
     let sizes = SavedSizes {
         memory: vm.memory.size(),
         data: memory.data.bytes,
         written: memory.written,
-        is_durable,
+        is_durable: committed.is_durable,
     };
     if let Some(logs) = logs {
         logs.changes.set_committed(memory);
     }
-    Ok(sizes)
+    Ok((sizes, committed))
+}
+
+fn flush_disks(vm: &Vm) -> Result<(), VmError> {
+    vm.disks.iter().try_for_each(Disk::flush_for_snapshot).map_err(failed("the VM cannot be saved"))
 }

@@ -147,11 +147,6 @@ pub trait VirtioDevice: Send {
     /// Continues the device of a snapshot, which had another backend. It is activated afterwards.
     fn restored(&mut self) {}
 
-    /// Writes to the host's storage what completed requests have changed, before a snapshot.
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     /// Discards the state of all requests when the driver resets the device.
     fn reset(&mut self) {}
 }

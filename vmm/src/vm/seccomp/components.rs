@@ -199,7 +199,8 @@ fn save_and_restore(
         memory.map().write_obj(7_u64, MEMORY_START).unwrap();
         let (name, file) = directory.create_memory().unwrap();
         image::save(&memory, &directory.page_map, &file, &signals::none_is_pending).unwrap();
-        directory.commit(&file, &small_state(name)).unwrap();
+        let committed = directory.commit(&file, &small_state(name)).unwrap();
+        directory.remove_earlier(&committed);
         image::save(&memory, &directory.page_map, base, &signals::none_is_pending).unwrap();
     }
     let image = save_changes(directory, base, changes, zone(Backing::Anonymous));

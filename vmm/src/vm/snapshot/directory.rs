@@ -55,6 +55,15 @@ pub struct SnapshotDirectory {
     name: String,
 }
 
+/// A snapshot that has become that of its directory.
+#[derive(Debug)]
+pub(in super::super) struct Committed {
+    /// Indicates that it is certain on the disk.
+    pub is_durable: bool,
+    /// Its files of memory and changes.
+    files: Vec<String>,
+}
+
 impl SnapshotDirectory {
     /// Opens a directory, which is created if it does not exist. It is locked until the value is dropped,
     /// because another VM would remove or reuse the files.
@@ -113,9 +122,13 @@ impl SnapshotDirectory {
         create().map_err(self.failed())
     }
 
-    /// Makes a new file of memory or changes and the state the snapshot of the directory, and removes
-    /// the files that the state does not name. Returns whether the snapshot is certain on the disk.
-    pub(in super::super) fn commit(&self, new: &File, state: &VmState) -> Result<bool, VmError> {
+    /// Makes a new file of memory or changes and the state the snapshot of the directory. The files of the
+    /// earlier one remain until [`Self::remove_earlier`].
+    pub(in super::super) fn commit(
+        &self,
+        new: &File,
+        state: &VmState,
+    ) -> Result<Committed, VmError> {
         let commit = || -> io::Result<()> {
             new.sync_data()?;
             self.remove_partial_state()?;
@@ -125,19 +138,24 @@ impl SnapshotDirectory {
             Ok(rustix::fs::renameat(&self.file, PARTIAL_STATE_NAME, &self.file, STATE_NAME)?)
         };
         commit().map_err(self.failed())?;
-        // The snapshot is the new one from here on. The earlier files are removed when that is certain
-        // on the disk, too.
-        if let Err(error) = self.file.sync_data() {
+        // The snapshot is the new one from here on.
+        let synced = self.file.sync_data().inspect_err(|error| {
             log::error!(
                 "{}: if the host stops now, the earlier snapshot may be back: {error}",
                 self.name
             );
-            return Ok(false);
-        }
-        if let Err(error) = self.remove_others(Some(state)) {
+        });
+        Ok(Committed { is_durable: synced.is_ok(), files: state.files() })
+    }
+
+    /// Removes the files of the snapshot before a committed one, if the latter is certain on the disk.
+    /// This frees their blocks, which takes long for large files: do it while the guest runs.
+    pub(in super::super) fn remove_earlier(&self, committed: &Committed) {
+        if committed.is_durable
+            && let Err(error) = self.remove_others(&committed.files)
+        {
             log::warn!("{}: the earlier snapshot is not removed: {error}", self.name);
         }
-        Ok(true)
     }
 
     /// Returns whether a file is in the directory, under this name.
@@ -170,10 +188,10 @@ impl SnapshotDirectory {
     /// Otherwise these files fill the disk until a later snapshot is complete.
     fn remove_leftovers(&self, path: &Path) {
         let removed = match read_state(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.remove_others(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.remove_others(&[]),
             // A state of another version names files, too.
             text => match text.ok().and_then(|text| VmState::parse(&text).ok()) {
-                Some(state) => self.remove_others(Some(&state)),
+                Some(state) => self.remove_others(&state.files()),
                 None => Ok(()),
             },
         };
@@ -182,13 +200,10 @@ impl SnapshotDirectory {
         }
     }
 
-    /// Removes the files of memory and changes that are not those of a state.
-    fn remove_others(&self, state: Option<&VmState>) -> io::Result<()> {
+    /// Removes all files of memory and changes but those of a state.
+    fn remove_others(&self, kept: &[String]) -> io::Result<()> {
         for (_, name) in self.data_files()? {
-            let is_named = state.is_some_and(|state| {
-                state.memory == name || state.changes.iter().any(|changes| changes.name == name)
-            });
-            if !is_named {
+            if !kept.contains(&name) {
                 self.remove(&name)?;
             }
         }

@@ -21,6 +21,7 @@ mod open;
 pub mod order;
 mod state;
 
+pub(super) use directory::Committed;
 pub use directory::SnapshotDirectory;
 pub use open::OpenSnapshot;
 pub use order::OrderFile;

@@ -99,6 +99,13 @@ struct Header {
 }
 
 impl VmState {
+    /// Returns the names of its files of memory and changes.
+    #[must_use]
+    pub fn files(&self) -> Vec<String> {
+        let changes = self.changes.iter().map(|changes| &changes.name);
+        std::iter::once(&self.memory).chain(changes).cloned().collect()
+    }
+
     /// Returns a checksum that identifies the contents of memory.
     #[must_use]
     pub fn contents_crc(&self) -> u32 {

@@ -7,9 +7,12 @@
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _},
+    mem,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use parking_lot::Mutex;
 use rustix::{
     fs::{FallocateFlags, fallocate},
     io::Errno,
@@ -27,6 +30,10 @@ pub struct Disk {
     pub(super) sectors: u64,
     /// Indicates that the guest may not write.
     pub(super) is_read_only: bool,
+    /// Indicates that a flush failed which the guest did not request: its next one fails, too. Locked
+    /// while the disk is flushed, because the kernel reports data that it could not write once for each
+    /// open file.
+    hidden_failure: Arc<Mutex<bool>>,
 }
 
 impl Disk {
@@ -66,7 +73,7 @@ impl Disk {
         if file.metadata().map_err(failed)?.is_dir() {
             return Err(too_small_error(path));
         }
-        Self::from_file(file, path, is_read_only)
+        Self::from_file(file, path, is_read_only, Arc::default())
     }
 
     /// Returns the same open and locked disk, with its current size.
@@ -76,19 +83,51 @@ impl Disk {
     pub fn try_clone(&self) -> Result<Self, BackendError> {
         let file = self.file.try_clone();
         let file = file.map_err(|source| open_error(&self.path, "opened", "", source))?;
-        Self::from_file(file, &self.path, self.is_read_only)
+        Self::from_file(file, &self.path, self.is_read_only, Arc::clone(&self.hidden_failure))
     }
 
-    fn from_file(mut file: File, path: &Path, is_read_only: bool) -> Result<Self, BackendError> {
+    fn from_file(
+        mut file: File,
+        path: &Path,
+        is_read_only: bool,
+        hidden_failure: Arc<Mutex<bool>>,
+    ) -> Result<Self, BackendError> {
         let size = file.seek(SeekFrom::End(0));
         match size.map_err(|source| open_error(path, "opened", "", source))? {
             ..SECTOR_SIZE => Err(too_small_error(path)),
-            size => Ok(Self { file, path: path.into(), sectors: size / SECTOR_SIZE, is_read_only }),
+            size => {
+                let sectors = size / SECTOR_SIZE;
+                Ok(Self { file, path: path.into(), sectors, is_read_only, hidden_failure })
+            }
         }
     }
 
-    /// Flushes all completed writes to the storage of the host.
-    pub(super) fn flush(&self) -> io::Result<()> {
+    /// Flushes all completed writes to the storage of the host, as the guest has requested. Fails also
+    /// if a flush that it did not request has failed before.
+    pub(super) fn flush_for_guest(&self) -> io::Result<()> {
+        let mut hidden_failure = self.hidden_failure.lock();
+        let flushed = self.sync();
+        match mem::take(&mut *hidden_failure) {
+            true => flushed.and(Err(lost_writes())),
+            false => flushed,
+        }
+    }
+
+    /// Flushes all completed writes before a snapshot, beside the guest or while it is stopped.
+    ///
+    /// # Errors
+    /// The host cannot write data, or could not and the guest has not seen the error yet: no snapshot
+    /// refers to lost data.
+    pub fn flush_for_snapshot(&self) -> Result<(), BackendError> {
+        let mut hidden_failure = self.hidden_failure.lock();
+        let flushed = match *hidden_failure {
+            true => Err(lost_writes()),
+            false => self.sync().inspect_err(|_| *hidden_failure = true),
+        };
+        flushed.map_err(|source| open_error(&self.path, "flushed", "", source))
+    }
+
+    fn sync(&self) -> io::Result<()> {
         match self.is_read_only {
             true => Ok(()),
             false => self.file.sync_data(),
@@ -125,6 +164,10 @@ impl Disk {
 fn open_error(path: &Path, action: &str, advice: &str, source: io::Error) -> BackendError {
     let path = path.display();
     BackendError::new(format!("the disk {path} cannot be {action}{advice}"), source)
+}
+
+fn lost_writes() -> io::Error {
+    io::Error::other("an earlier flush has failed, so what the guest has written may be lost")
 }
 
 fn too_small_error(path: &Path) -> BackendError {

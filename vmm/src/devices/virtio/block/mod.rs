@@ -11,7 +11,7 @@ mod disk;
 #[cfg(test)]
 mod tests;
 
-use std::{io, mem};
+use std::io;
 
 use virtio_bindings::{virtio_blk::*, virtio_ids::VIRTIO_ID_BLOCK};
 
@@ -41,8 +41,6 @@ pub struct Block {
     disk: Disk,
     device_id: [u8; VIRTIO_BLK_ID_BYTES as usize],
     flushes_each_write: bool,
-    /// Indicates that a flush failed which the guest did not request: its next one fails, too.
-    has_hidden_failure: bool,
     log: RateLimitedLog,
 }
 
@@ -71,13 +69,7 @@ impl Block {
         let mut bytes = [0; VIRTIO_BLK_ID_BYTES as usize];
         let length = id.len().min(bytes.len());
         bytes[..length].copy_from_slice(&id.as_bytes()[..length]);
-        Self {
-            disk,
-            device_id: bytes,
-            flushes_each_write: false,
-            has_hidden_failure: false,
-            log: RateLimitedLog::default(),
-        }
+        Self { disk, device_id: bytes, flushes_each_write: false, log: RateLimitedLog::default() }
     }
 
     /// Processes a request and returns the number of bytes written to its buffers.
@@ -95,7 +87,9 @@ impl Block {
         let result = match request_type {
             VIRTIO_BLK_T_IN => self.read(chain, sector, data),
             VIRTIO_BLK_T_OUT => self.write(chain, sector),
-            VIRTIO_BLK_T_FLUSH => self.flush_for_guest().map(|()| 0).map_err(RequestError::from),
+            VIRTIO_BLK_T_FLUSH => {
+                self.disk.flush_for_guest().map(|()| 0).map_err(RequestError::from)
+            }
             VIRTIO_BLK_T_GET_ID => {
                 let count = data.min(self.device_id.len());
                 Ok(chain.write(0, &self.device_id[..count]))
@@ -175,19 +169,9 @@ impl Block {
     /// Flushes the write if the driver cannot send flush requests.
     fn complete_write(&mut self) -> Result<usize, RequestError> {
         if self.flushes_each_write {
-            self.flush_for_guest()?;
+            self.disk.flush_for_guest()?;
         }
         Ok(0)
-    }
-
-    /// Flushes what the guest has written. Fails also if a flush that the guest did not request has failed
-    /// before.
-    fn flush_for_guest(&mut self) -> io::Result<()> {
-        let flushed = self.disk.flush();
-        match mem::take(&mut self.has_hidden_failure) {
-            true => flushed.and(Err(lost_writes())),
-            false => flushed,
-        }
     }
 
     fn check_writable(&self) -> Result<(), RequestError> {
@@ -227,15 +211,6 @@ impl Block {
 }
 
 impl VirtioDevice for Block {
-    fn flush(&mut self) -> io::Result<()> {
-        // The kernel reports that it could not write data once for each open file, so the guest's next flush
-        // would succeed. Until it has failed, no snapshot refers to the lost data.
-        if self.has_hidden_failure {
-            return Err(lost_writes());
-        }
-        self.disk.flush().inspect_err(|_| self.has_hidden_failure = true)
-    }
-
     fn properties(&self) -> DeviceProperties {
         let access: &[u32] = match self.disk.is_read_only {
             true => &[VIRTIO_BLK_F_RO],
@@ -259,10 +234,6 @@ impl VirtioDevice for Block {
     fn process_queue(&mut self, _: usize, queue: &mut Queue) -> Result<(), DeviceError> {
         queue.serve_available(|chain| self.process_request(chain))
     }
-}
-
-fn lost_writes() -> io::Error {
-    io::Error::other("an earlier flush has failed, so what the guest has written may be lost")
 }
 
 /// Returns the contents of `struct virtio_blk_config` (section 5.2.4).

@@ -58,12 +58,13 @@ fn clear_range(driver: &mut Driver, kind: u32, sector: u64, sectors: u32, flags:
 fn a_flush_that_failed_without_the_guest_fails_the_next_one_of_the_guest() {
     let folder = tempfile::tempdir().unwrap();
     let mut disk = open_disk(&folder, false);
+    let same = disk.disk.try_clone().unwrap();
     // A pipe cannot be flushed.
     let (_reader, pipe) = io::pipe().unwrap();
-    let file = mem::replace(&mut disk.disk.file, std::os::fd::OwnedFd::from(pipe).into());
-    assert!(disk.flush().is_err());
+    let file = std::mem::replace(&mut disk.disk.file, std::os::fd::OwnedFd::from(pipe).into());
+    assert!(disk.disk.flush_for_snapshot().is_err());
     disk.disk.file = file;
-    assert!(disk.flush().is_err(), "until the guest has seen the error");
+    assert!(same.flush_for_snapshot().is_err(), "until the guest has seen the error");
     let mut driver = Driver::start(disk, EVENT_IDX);
 
     let request = [Buffer::block_header(VIRTIO_BLK_T_FLUSH, 0), Buffer::In(1)];

@@ -62,13 +62,8 @@ impl Transport {
             self.interrupt.set_needs_reset();
             return Err(error.to_string());
         }
-        match &mut self.device {
-            Activity::Lost => return Err("its thread has failed".to_owned()),
-            // Memory may refer to what the guest has written, also before it has reset the device.
-            Activity::Suspended(context) | Activity::Inactive(context) => {
-                context.device.flush().map_err(|error| format!("it cannot be flushed: {error}"))?;
-            }
-            Activity::Active(_) => {}
+        if matches!(self.device, Activity::Lost) {
+            return Err("its thread has failed".to_owned());
         }
         Ok(DeviceState::Virtio(self.state()))
     }

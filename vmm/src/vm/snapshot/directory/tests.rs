@@ -16,7 +16,8 @@ fn save(directory: &SnapshotDirectory, vcpus: u32) {
     let (name, file) = directory.create_memory().unwrap();
     let mut state = small_state(name);
     state.config.vcpus = vcpus;
-    directory.commit(&file, &state).unwrap();
+    let committed = directory.commit(&file, &state).unwrap();
+    directory.remove_earlier(&committed);
 }
 
 fn names(path: &Path) -> Vec<String> {
@@ -192,7 +193,10 @@ fn files_that_the_state_does_not_name_are_removed() {
         changes.push(ChangesState { name, bytes: Bytes(0), crc: 0 });
         let mut state = small_state("memory-0".to_owned());
         state.changes.clone_from(changes);
-        directory.commit(&file, &state).unwrap();
+        let before = names(&path);
+        let committed = directory.commit(&file, &state).unwrap();
+        assert_eq!(names(&path), before, "the guest waits for the commit");
+        directory.remove_earlier(&committed);
     };
 
     let mut changes = Vec::new();
