@@ -346,9 +346,21 @@ mod tests {
 
         assert_eq!(value, 3);
         assert_eq!(load(&saved, &file, 2).unwrap(), written);
-        // An image of mapped memory also has pages that were not touched.
+        // An image of mapped memory also has pages that were not touched, but holes are not read.
+        saved.map().write_obj(5_u64, GuestAddress(START.0 + 0x70_0000)).unwrap();
         let file = tempfile::tempfile().unwrap();
+        save(&saved, &page_map(), &file, &|| Ok(())).unwrap();
+        let image = (Arc::new(file), 0);
+        let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
+        let ram = GuestRam::mapped(plan, START, Bytes::mib(8), RamOptions::default(), image);
+        let mapped = GuestMemory::new(vec![ram.unwrap()]).unwrap();
+        mapped.map().write_obj(4_u64, START).unwrap();
+        let file = tempfile::tempfile().unwrap();
+
         let again = save(&mapped, &page_map(), &file, &|| Ok(())).unwrap();
-        assert_eq!(again.bytes, Bytes(2 * PAGE as u64));
+
+        assert_eq!(again.bytes, Bytes(3 * PAGE as u64));
+        let resident = mapped.regions()[0].resident_pages().unwrap().resident_bytes;
+        assert!(resident.values().sum::<u64>() < 1 << 20, "{resident:?}");
     }
 }

@@ -9,7 +9,7 @@
 //! `kvm_alloc_memslot_metadata` in Linux). The memory is therefore placed at the first address of
 //! the reservation that is congruent to the guest address.
 
-use std::{fs::File, io, iter, ops::Range, ptr, sync::Arc};
+use std::{fs::File, io, ops::Range, ptr, sync::Arc};
 
 use granule_types::units::{Bytes, GuestAddress, HostVirtAddr};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
@@ -320,8 +320,23 @@ impl Mapping {
         pages: &PageMap,
         range: Range<u64>,
     ) -> Result<Vec<Range<u64>>, MemoryError> {
+        let existing = |range: &Range<u64>| {
+            let start = self.memory.addr() as u64;
+            let at = HostVirtAddr(start + range.start)..HostVirtAddr(start + range.end);
+            let parts = pages.existing_pages(&at, self.plan.base_page_size())?.into_iter();
+            Ok(parts.map(|part| range.start + part.start..range.start + part.end).collect())
+        };
+        if let Some((image, offset)) = &self.image {
+            // Private pages are copies of pages of the file, or stand in its holes.
+            let data = file_data(image, offset + range.start..offset + range.end);
+            let data = data.map_err(|error| {
+                self.error("finding the data of the mapped file (lseek)", error)
+            })?;
+            let mut parts: Vec<_> = existing(&range)?;
+            parts.extend(data.into_iter().map(|part| part.start - offset..part.end - offset));
+            return Ok(parts::join(parts));
+        }
         match &self.memfd {
-            _ if self.image.is_some() => Ok(iter::once(range).collect()),
             // Their files report no holes.
             _ if self.plan.is_hugetlb() => self
                 .huge_pages(range)
@@ -329,13 +344,7 @@ impl Mapping {
             // The page map lacks pages of a file in swap.
             Some(file) => file_data(file, range)
                 .map_err(|error| self.error("finding the memory's pages (lseek)", error)),
-            None => {
-                let start = self.memory.addr() as u64;
-                let at = HostVirtAddr(start + range.start)..HostVirtAddr(start + range.end);
-                let parts = pages.existing_pages(&at, self.plan.base_page_size())?;
-                let parts = parts.into_iter();
-                Ok(parts.map(|part| range.start + part.start..range.start + part.end).collect())
-            }
+            None => existing(&range),
         }
     }
 
