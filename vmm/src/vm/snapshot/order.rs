@@ -8,10 +8,11 @@
 //!
 //! The first line is written when the others are on the disk: a file without it is empty or has zeros in
 //! its place, and is recorded again. A temporary file and its renaming would need more rights of the
-//! confined process (`vm::sandbox`): to create and remove files in the folder.
+//! confined process (`vm::sandbox`): to create and remove files in the folder. The process that records
+//! holds a lock (`flock`), because the parts of two could mix; others start without an order meanwhile.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, OpenOptions, TryLockError},
     io::{self, Read as _},
     ops::Range,
     os::unix::fs::FileExt as _,
@@ -38,8 +39,10 @@ pub struct OrderFile {
 #[derive(Debug)]
 enum Contents {
     Recorded(Order),
-    /// A file to write, which is open since the process was confined.
+    /// A file to write, locked and open since the process was confined.
     Missing(File),
+    /// Another process records it.
+    Locked,
 }
 
 impl OrderFile {
@@ -53,18 +56,25 @@ impl OrderFile {
         let contents = if is_unfinished(&text, &header(memory_crc)) {
             let mut options = OpenOptions::new();
             let file = options.write(true).create(true).truncate(false).open(path);
-            Contents::Missing(file.map_err(failed(name.as_str()))?)
+            let file = file.map_err(failed(name.as_str()))?;
+            match file.try_lock() {
+                Ok(()) => Contents::Missing(file),
+                Err(TryLockError::WouldBlock) => Contents::Locked,
+                Err(TryLockError::Error(error)) => return Err(failed(name.as_str())(error)),
+            }
         } else {
             Contents::Recorded(parse(&text, memory_crc).map_err(failed(name.as_str()))?)
         };
         Ok(Self { contents, name, memory_crc })
     }
 
-    /// Returns the recorded order; `None` if this run records it.
+    /// Returns the recorded order, which is empty while another process records it; `None` if this run
+    /// records it.
     pub fn order(&self) -> Option<&[Range<u64>]> {
         match &self.contents {
             Contents::Recorded(order) => Some(order),
             Contents::Missing(_) => None,
+            Contents::Locked => Some(&[]),
         }
     }
 
@@ -182,6 +192,23 @@ mod tests {
             interrupted.write(&[0..PAGE, 2 * PAGE..4 * PAGE]).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), text, "{length}");
         }
+    }
+
+    #[test]
+    fn one_process_at_a_time_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("order");
+
+        let first = OrderFile::open(&path, 7).unwrap();
+        let second = OrderFile::open(&path, 7).unwrap();
+        second.write(&[PAGE..2 * PAGE, 3 * PAGE..4 * PAGE]).unwrap();
+        first.write(&[0..PAGE, 8 * PAGE..9 * PAGE]).unwrap();
+
+        assert!(second.order().unwrap().is_empty());
+        assert_eq!(
+            OrderFile::open(&path, 7).unwrap().order().unwrap(),
+            [0..PAGE, 8 * PAGE..9 * PAGE]
+        );
     }
 
     #[test]
