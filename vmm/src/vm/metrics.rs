@@ -45,7 +45,8 @@ pub fn text(snapshot: &Snapshot) -> String {
     add_family(&mut text, "granule_overhead_bytes", "gauge", help, overhead);
     add_stalls(&mut text, &snapshot.stalls);
     let lost = snapshot.stalls.get(LOST).into_iter().map(|count| (String::new(), count));
-    let help = "Samples of faults that the kernel dropped: stalls beside them are not recorded.";
+    let help =
+        "Samples of faults that are lost or stand beside lost ones, whose stalls are not recorded.";
     add_family(&mut text, "granule_stall_samples_lost_total", "counter", help, lost);
     text
 }
