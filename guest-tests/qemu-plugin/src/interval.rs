@@ -3,14 +3,17 @@
 //! guest.
 //!
 //! Those of all CPUs each take a nanosecond of the machine's clock under `-icount`, which a program in
-//! the machine reads. Those of one CPU are its own, such as a guest's between entry and exit, while
-//! other CPUs execute the VMM.
+//! the machine reads. By CPU, each one has intervals of its own, such as those of a guest between entry
+//! and exit, while other CPUs execute the VMM.
 //!
 //! A call of the first function starts an interval, also one inside another, and a call of the second
 //! one ends it. A call of a third one cancels it. The calls are those of one thread, which may change
-//! its CPU: with several threads, intervals would be mixed.
+//! its CPU, or by CPU those of a thread that does not between them: others would be mixed.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::{
+    iter,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use crate::{hexadecimal::hexadecimal, segments::Event};
 
@@ -21,8 +24,8 @@ pub struct IntervalArguments {
     pub name: String,
     /// Functions that start, end and cancel an interval.
     pub functions: [u64; 3],
-    /// Indicates that only the CPU that starts an interval is counted.
-    pub is_of_one_cpu: bool,
+    /// Indicates that each CPU has intervals of its own.
+    pub is_by_cpu: bool,
 }
 
 impl IntervalArguments {
@@ -34,25 +37,29 @@ impl IntervalArguments {
         for function in &mut functions {
             *function = hexadecimal(parts.next()?)?;
         }
-        let is_of_one_cpu = match parts.next() {
+        let is_by_cpu = match parts.next() {
             None => false,
             Some("cpu") => true,
             Some(_) => return None,
         };
-        parts.next().is_none().then_some(Self { name, functions, is_of_one_cpu })
+        parts.next().is_none().then_some(Self { name, functions, is_by_cpu })
     }
 }
 
-/// Intervals of a thread.
+/// Intervals of a thread, or of the CPUs.
 #[derive(Debug)]
 pub struct CountedInterval {
     functions: [u64; 3],
-    is_of_one_cpu: bool,
     /// Slots of the number of intervals and of their instructions.
     slots: [usize; 2],
-    /// Row of the CPU that started the last interval.
-    row: AtomicUsize,
-    /// Instructions that all CPUs have executed, or the one that started the last interval.
+    /// That of the thread, or those of the CPUs by their rows.
+    parts: Box<[Progress]>,
+}
+
+/// The last interval of a thread or a CPU.
+#[derive(Debug)]
+struct Progress {
+    /// Instructions that all CPUs or this one have executed.
     executed: AtomicU64,
     /// This number at the start of an interval; [`NONE`] outside.
     start: AtomicU64,
@@ -62,12 +69,14 @@ pub struct CountedInterval {
 const NONE: u64 = u64::MAX;
 
 impl CountedInterval {
-    /// Returns the intervals between functions, with the slots of their counts.
-    pub fn new(arguments: IntervalArguments, slot: impl Fn(Event) -> usize) -> Self {
-        let IntervalArguments { name, functions, is_of_one_cpu } = arguments;
+    /// Returns the intervals between functions of a machine whose CPUs have `rows`, with the slots of
+    /// their counts.
+    pub fn new(arguments: IntervalArguments, rows: usize, slot: impl Fn(Event) -> usize) -> Self {
+        let IntervalArguments { name, functions, is_by_cpu } = arguments;
         let slots = [Event::Interval(name.clone()), Event::InInterval(name)].map(slot);
-        let (row, executed, start) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(NONE));
-        Self { functions, is_of_one_cpu, slots, row, executed, start }
+        let new = || Progress { executed: AtomicU64::new(0), start: AtomicU64::new(NONE) };
+        let parts = iter::repeat_with(new).take(if is_by_cpu { rows } else { 1 }).collect();
+        Self { functions, slots, parts }
     }
 
     /// Returns the number of the function at an address: 0 starts an interval, 1 ends one, and 2
@@ -76,33 +85,36 @@ impl CountedInterval {
         self.functions.iter().position(|function| *function == address)
     }
 
-    /// Adds instructions of the CPU of a row.
-    pub fn execute(&self, row: usize, instructions: u64) {
-        if !self.is_of_one_cpu || self.row.load(Ordering::Relaxed) == row {
-            self.executed.fetch_add(instructions, Ordering::Relaxed);
-        }
+    fn part(&self, row: usize) -> &Progress {
+        // The thread's part stands for all rows.
+        self.parts.get(row).unwrap_or(&self.parts[0])
     }
 
-    /// Divides an interval at the end of a segment: returns the slot and number of the instructions that
-    /// belong to it so far. An interval counts in the segment in which it ends.
-    pub fn split(&self) -> Option<(usize, u64)> {
-        let executed = self.executed.load(Ordering::Relaxed);
-        let start = self.start.load(Ordering::Relaxed);
-        (start != NONE).then(|| {
-            self.start.store(executed, Ordering::Relaxed);
-            (self.slots[1], executed - start)
+    /// Adds instructions of the CPU of a row.
+    pub fn execute(&self, row: usize, instructions: u64) {
+        self.part(row).executed.fetch_add(instructions, Ordering::Relaxed);
+    }
+
+    /// Divides the intervals at the end of a segment: returns the slot and the numbers of the instructions
+    /// that belong to them so far. An interval counts in the segment in which it ends.
+    pub fn split(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.parts.iter().filter_map(|part| {
+            let executed = part.executed.load(Ordering::Relaxed);
+            let start = part.start.load(Ordering::Relaxed);
+            (start != NONE).then(|| {
+                part.start.store(executed, Ordering::Relaxed);
+                (self.slots[1], executed - start)
+            })
         })
     }
 
     /// Passes a boundary on the CPU of a row. Returns the slots and increments of the interval that it
     /// ends.
     pub fn pass(&self, row: usize, boundary: usize) -> Option<[(usize, u64); 2]> {
-        if boundary == 0 {
-            self.row.store(row, Ordering::Relaxed);
-        }
-        let executed = self.executed.load(Ordering::Relaxed);
+        let part = self.part(row);
+        let executed = part.executed.load(Ordering::Relaxed);
         let next = if boundary == 0 { executed } else { NONE };
-        let start = self.start.swap(next, Ordering::Relaxed);
+        let start = part.start.swap(next, Ordering::Relaxed);
         let [count, instructions] = self.slots;
         (boundary == 1 && start != NONE).then(|| [(count, 1), (instructions, executed - start)])
     }
@@ -112,16 +124,16 @@ impl CountedInterval {
 mod tests {
     use super::*;
 
-    fn interval(functions: [u64; 3], is_of_one_cpu: bool) -> CountedInterval {
-        let arguments = IntervalArguments { name: "f".to_owned(), functions, is_of_one_cpu };
+    fn interval(functions: [u64; 3], is_by_cpu: bool) -> CountedInterval {
+        let arguments = IntervalArguments { name: "f".to_owned(), functions, is_by_cpu };
         let slot = |event| usize::from(event == Event::InInterval("f".to_owned()));
-        CountedInterval::new(arguments, slot)
+        CountedInterval::new(arguments, 3, slot)
     }
 
     #[test]
-    fn an_interval_of_one_cpu_has_only_its_instructions() {
-        for (is_of_one_cpu, expected) in [(false, 12), (true, 5)] {
-            let interval = interval([0x10, 0x20, 0x20], is_of_one_cpu);
+    fn an_interval_of_a_cpu_has_only_its_instructions() {
+        for (is_by_cpu, expected) in [(false, 12), (true, 5)] {
+            let interval = interval([0x10, 0x20, 0x20], is_by_cpu);
             interval.execute(1, 3);
             interval.pass(1, 0);
 
@@ -130,6 +142,23 @@ mod tests {
 
             assert_eq!(interval.pass(1, 1), Some([(0, 1), (1, expected)]));
         }
+    }
+
+    #[test]
+    fn intervals_of_several_cpus_overlap() {
+        let interval = interval([0x10, 0x20, 0x20], true);
+        for (row, instructions) in [(1, 0), (2, 4)] {
+            interval.execute(row, instructions);
+            interval.pass(row, 0);
+        }
+
+        interval.execute(1, 5);
+        interval.execute(2, 6);
+
+        assert_eq!(interval.split().collect::<Vec<_>>(), [(1, 5), (1, 6)]);
+        interval.execute(2, 2);
+        assert_eq!(interval.pass(1, 1), Some([(0, 1), (1, 0)]));
+        assert_eq!(interval.pass(2, 1), Some([(0, 1), (1, 2)]));
     }
 
     #[test]
@@ -161,20 +190,20 @@ mod tests {
     fn the_end_of_a_segment_divides_an_interval() {
         let interval = interval([0x10, 0x20, 0x20], false);
 
-        assert_eq!(interval.split(), None);
+        assert_eq!(interval.split().next(), None);
         interval.pass(0, 0);
         interval.execute(0, 5);
-        assert_eq!(interval.split(), Some((1, 5)));
+        assert_eq!(interval.split().next(), Some((1, 5)));
         interval.execute(0, 2);
         assert_eq!(interval.pass(0, 1), Some([(0, 1), (1, 2)]));
-        assert_eq!(interval.split(), None);
+        assert_eq!(interval.split().next(), None);
     }
 
     #[test]
     fn an_interval_has_a_name_and_three_addresses() {
-        let expected = |is_of_one_cpu| {
+        let expected = |is_by_cpu| {
             let functions = [1, 2, 0xff];
-            Some(IntervalArguments { name: "f".to_owned(), functions, is_of_one_cpu })
+            Some(IntervalArguments { name: "f".to_owned(), functions, is_by_cpu })
         };
 
         assert_eq!(IntervalArguments::parse("f:1:2:0xff"), expected(false));

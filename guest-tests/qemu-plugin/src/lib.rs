@@ -19,7 +19,7 @@
 //!   [segment](span) of its own.
 //! * `interval=NAME:HEXSTART:HEXEND:HEXCANCEL[:cpu]`: counts the [intervals](interval) between the
 //!   functions at these virtual addresses as `NAME`, and their instructions as `NAME_ns`: those of all
-//!   CPUs, or with `:cpu` of the one that started the interval.
+//!   CPUs, or with `:cpu` of each CPU on its own.
 //! * `stores=on`, `barriers=on`: counts store instructions as `stores`, and each `DSB` and `ISB` by
 //!   its assembler name.
 //! * `blocks=on`: counts the executions of each [block of code](blocks) and of its instructions.

@@ -142,7 +142,8 @@ impl Plugin {
         let arguments =
             Arguments::parse(raw.iter().map(String::as_str)).map_err(|e| e.to_string())?;
         // One extra row: before the kernel sets their keys, all CPUs have the same key.
-        let segments = Segments::new(cpus + 1, create_output(&arguments.out)?);
+        let rows = cpus + 1;
+        let segments = Segments::new(rows, create_output(&arguments.out)?);
         if let Some(file) = arguments.trace.file.clone() {
             hooks::install(&file, cpus, arguments.trace)?;
         }
@@ -152,7 +153,8 @@ impl Plugin {
             .map(|(name, address)| (address, segments.slot(Event::Function(name))))
             .collect();
         let interval = arguments.interval;
-        let interval = interval.map(|own| CountedInterval::new(own, |event| segments.slot(event)));
+        let interval =
+            interval.map(|own| CountedInterval::new(own, rows, |event| segments.slot(event)));
         let slot = |is_counted: bool, event| is_counted.then(|| segments.slot(event));
         let instruction_slot = slot(arguments.counts_instructions, Event::Instruction);
         let store_slot = slot(arguments.counts_stores, Event::Store);
@@ -470,7 +472,7 @@ unsafe extern "C" fn on_mark(cpu: c_uint, mark: *mut c_void) {
     if let (Some(plugin), Ok(mark)) = (PLUGIN.get(), u8::try_from(mark.addr()))
         && plugin.segments.begins_segment(mark)
     {
-        if let Some((slot, increment)) = plugin.interval.as_ref().and_then(CountedInterval::split) {
+        for (slot, increment) in plugin.interval.iter().flat_map(CountedInterval::split) {
             plugin.segments.count(plugin.counter_row(cpu), slot, increment);
         }
         if let Err(e) = plugin.segments.mark(mark, plugin.end_clock_segment()) {

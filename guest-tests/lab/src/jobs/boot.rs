@@ -11,7 +11,7 @@ use crate::{
     jobs::{
         guest::LinuxGuest,
         planned_job::{Host, HugePagePools, PlannedJob, memory_and_pools, run_guest},
-        work::{GuestPurpose, GuestVm, MeasuredBoot, Work},
+        work::{GuestPurpose, MeasuredBoot, Work},
     },
     kernel::{Kernel, image::PAGING_FUNCTION},
     options::BootMatrix,
@@ -34,7 +34,7 @@ pub const FAULT_STALLS_NS: &str = "fault_stalls_ns";
 const GUEST_FUNCTIONS: [&str; 2] = ["__guest_enter", "__guest_exit"];
 /// Count of entries into the guest, if the time in it is measured.
 pub const GUEST_ENTRIES: &str = "guest_entries";
-/// Count of the instructions of the vCPU's CPU in the guest.
+/// Count of the instructions of the vCPUs' CPUs in the guest.
 pub const GUEST_ENTRIES_NS: &str = "guest_entries_ns";
 
 /// Returns a job for each size of memory and each value of `rodata`.
@@ -117,16 +117,17 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
 }
 
 /// Returns the argument that times the faults of a guest with one vCPU, if `granule run` measures them
-/// too, and otherwise the time in the guest, if its boot is measured. A kernel without a `System.map`
+/// too, and otherwise the time of all vCPUs in the guest, if its boot is measured. A kernel without a `System.map`
 /// leaves it out.
 fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
     let measures_faults = job.job.argv.iter().any(|word| word == "--fault-stalls");
     let (name, functions, scope) = match job.work.guest() {
-        Some(GuestVm { vcpus: 2.., .. }) | None => return String::new(),
+        None => return String::new(),
         // `granule run` measures the time of a fault, which passes on all CPUs.
-        Some(_) if measures_faults => (FAULT_STALLS, FAULT_FUNCTIONS, ""),
+        Some(vm) if measures_faults && vm.vcpus == 1 => (FAULT_STALLS, FAULT_FUNCTIONS, ""),
         Some(vm) if !matches!(vm.purpose, GuestPurpose::Program(_)) => {
-            // An entry into the guest is not cancelled. Threads of the VMM run on other CPUs meanwhile.
+            // An entry into the guest is not cancelled, and the thread does not change its CPU until the exit.
+            // Those of the VMM run on other CPUs meanwhile.
             let [entry, exit] = GUEST_FUNCTIONS;
             (GUEST_ENTRIES, [entry, exit, exit], ":cpu")
         }
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_in_a_guest_is_that_of_one_cpu_and_the_time_of_a_fault_that_of_all() {
+    fn the_time_in_a_guest_is_that_of_its_cpus_and_the_time_of_a_fault_that_of_all() {
         let map = tempfile::NamedTempFile::new().unwrap();
         let functions = FAULT_FUNCTIONS.iter().chain(&GUEST_FUNCTIONS).zip(1..);
         let lines: String =
@@ -237,6 +238,7 @@ mod tests {
 
         let enter = "interval=guest_entries:ffff800010004000:ffff800010005000:ffff800010005000:cpu";
         assert!(of_guest.ends_with(enter), "{of_guest}");
+        assert!(argument("guest -s 4k -v 4").ends_with(enter));
         assert!(of_faults.contains("interval=fault_stalls:"), "{of_faults}");
         assert!(!of_faults.ends_with(":cpu"), "{of_faults}");
     }

@@ -6,8 +6,8 @@
 //! login* last from there to the guest's PID 1 and to the login prompt. Of a user's VMM there are counts
 //! only: *start* ends at the first `KVM_RUN`, *to init* begins with the program, and its memory faults
 //! are the lookups of the host's page, on a kernel without series. Faults and CMOs are those
-//! of the whole run; counts include host and guest. Of the instructions *to init* of a guest with one
-//! vCPU, those outside of the guest are the *host's part*, on a CPU with VHE. The columns of
+//! of the whole run; counts include host and guest. Of the instructions *to init*, those
+//! outside of the guest are the *host's part*, on a CPU with VHE. The columns of
 //! `paging_init()` are those of the guest's kernel, if it has a `System.map`.
 
 use std::collections::BTreeMap;
