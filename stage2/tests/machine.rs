@@ -170,6 +170,43 @@ fn a_block_is_split_in_place_at_level_3_of_feat_bbm_alone() {
     assert_eq!(violated, [vec![Rule::BreakBeforeMake], vec![Rule::BlockSizeChange], vec![]]);
 }
 
+#[test]
+fn a_block_of_1g_may_be_split_into_blocks_and_pages_at_once() {
+    let entries = |indices: &mut dyn Iterator<Item = u64>, first: u64, size: u64| -> String {
+        indices.map(|index| format!(" {index:x}={:x}", first + index * size)).collect()
+    };
+    let start = TRACE.find("0 dsb ishst").unwrap();
+    let end = start + TRACE[start..].find("0 store").unwrap();
+    let invalidation = TRACE[start..end].replace("41184000", "41180000");
+    let split = |page: u64| {
+        format!(
+            "
+0 vtcr 80023558
+0 hcr 488000000
+0 table 41180000 1 -
+0 vttbr 1000041180000
+0 isb
+0 word 50000000 0 1
+0 dc civac 80000000 40000000 @1
+0 dsb sy
+0 store 41180000 0 400000800007fd release @1
+0 table 41185000 3 0{}
+0 table 41184000 2 0{} 5=41185003
+0 store 41180000 400000800007fd 41184003 release @1
+{invalidation}0 word 50000000 1 0
+",
+            entries(&mut (0..512), page, 1 << 12),
+            entries(&mut (0..5).chain(6..512), 0x40_0000_8000_07fd, 1 << 21),
+        )
+    };
+
+    let equal = rules_with_bbm(BbmLevel::L3, &split(0x40_0000_80a0_07ff));
+    let other = rules_with_bbm(BbmLevel::L3, &split(0x40_0000_80c0_07ff));
+
+    assert_eq!(equal, []);
+    assert_eq!(other[0], Rule::BreakBeforeMake);
+}
+
 /// A relaxed link behind a barrier that orders loads, or stores of this CPU alone.
 const NSH_LINK: &str =
     "0 dmb ishld\n0 dmb nsh\n0 dsb nshst\n0 store 41180000 0 41184003 relaxed-swap";

@@ -14,6 +14,7 @@ use crate::{
     },
     descriptor::{Attributes, Descriptor, EntryKind},
     engine::BbmLevel,
+    geometry::Level,
 };
 
 impl Checker {
@@ -129,20 +130,34 @@ impl Checker {
             }
             _ => return self.report(Rule::BreakBeforeMake, detail),
         };
-        // At every FEAT_BBM level, the parts must map the block's memory with its memory type.
-        let geometry = self.setup.geometry;
-        let differs = position.level.child().is_some_and(|below| {
-            let part = |index| block.block_part(below, index * geometry.span(below));
-            let entries = self.tables.table_states.get(&table).map(|table| &table.entries);
-            entries.into_iter().flatten().any(|(index, entry)| {
-                entry.is_valid() && entry.with_contiguous(false).needs_break(part(*index))
-            })
-        });
-        if bbm == BbmLevel::L0 || differs {
+        if bbm == BbmLevel::L0 || self.parts_differ(position.level, table, block, 0) {
             self.report(Rule::BreakBeforeMake, detail);
         } else if bbm < BbmLevel::L3 && !has_nt {
             self.report(Rule::BlockSizeChange, detail);
         }
+    }
+
+    /// Returns whether an entry of a table below `level`, or of a table below that one, does not map its
+    /// part of a block, from `offset` on, with its memory type, as is required at every FEAT_BBM level.
+    fn parts_differ(
+        &self,
+        level: Level,
+        table: TableAddress,
+        block: Descriptor,
+        offset: u64,
+    ) -> bool {
+        let Some(below) = level.child() else { return false };
+        let entries = self.tables.table_states.get(&table).map(|table| &table.entries);
+        entries.into_iter().flatten().any(|(index, entry)| {
+            let offset = offset + index * self.setup.geometry.span(below);
+            match entry.kind(below) {
+                EntryKind::Table(child) => self.parts_differ(below, child, block, offset),
+                _ => {
+                    let part = block.block_part(below, offset);
+                    entry.is_valid() && entry.with_contiguous(false).needs_break(part)
+                }
+            }
+        })
     }
 
     /// Returns whether a CPU may hold the block of an entry as it was before nT was set.
