@@ -116,9 +116,7 @@ impl<T> Stopped<T> {
     fn finish(self) -> Result<(T, Duration), VmError> {
         match (self.done, self.resumed) {
             (Ok(done), Ok(())) => Ok((done, self.time)),
-            (Ok(_), Err(error)) => {
-                Err(failed("the VM was saved, but stays paused")(error_text(&error)))
-            }
+            (Ok(_), Err(error)) => Err(failed("the VM stays paused")(error_text(&error))),
             (Err(error), resumed) => {
                 if let Err(paused) = resumed {
                     log::error!("the VM stays paused: {}", error_text(&paused));
