@@ -13,16 +13,6 @@
 static char *other;
 static pthread_barrier_t start;
 
-static char *map_populated(size_t size)
-{
-	char *memory = map(size, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-
-	check(madvise(memory, size, MADV_NOHUGEPAGE), "MADV_NOHUGEPAGE");
-	for (size_t page = 0; page < size; page += PAGE_SIZE)
-		memory[page] = 1;
-	return memory;
-}
-
 static void *discard_other(void *unused)
 {
 	run_on_cpu(1);

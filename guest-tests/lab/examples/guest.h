@@ -76,6 +76,17 @@ static inline char *map_aligned(size_t size)
 	return (char *)((start + size - 1) & ~(size - 1));
 }
 
+// Maps anonymous memory by base pages, which exist afterwards.
+static inline char *map_populated(size_t size)
+{
+	char *memory = map(size, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+
+	check(madvise(memory, size, MADV_NOHUGEPAGE), "MADV_NOHUGEPAGE");
+	for (size_t page = 0; page < size; page += PAGE_SIZE)
+		memory[page] = 1;
+	return memory;
+}
+
 // Reserves hugetlb pages of the pool whose file is given.
 static inline void reserve_huge_pages(const char *pool, const char *count)
 {

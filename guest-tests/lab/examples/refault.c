@@ -12,12 +12,9 @@
 
 int main(void)
 {
-	char *memory = map(GUEST_SIZE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+	char *memory = map_populated(GUEST_SIZE);
 	struct vcpu vcpu;
 
-	check(madvise(memory, GUEST_SIZE, MADV_NOHUGEPAGE), "MADV_NOHUGEPAGE");
-	for (size_t page = 0; page < GUEST_SIZE; page += PAGE_SIZE)
-		memory[page] = 1;
 	run_on_cpu(0);
 	create_vm();
 	add_code();
