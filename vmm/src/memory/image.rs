@@ -350,7 +350,8 @@ mod tests {
         saved.map().write_obj(5_u64, GuestAddress(START.0 + 0x70_0000)).unwrap();
         let file = tempfile::tempfile().unwrap();
         save(&saved, &page_map(), &file, &|| Ok(())).unwrap();
-        let image = (Arc::new(file), 0);
+        let mapped_file = Arc::new(file);
+        let image = (Arc::clone(&mapped_file), 0);
         let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
         let ram = GuestRam::mapped(plan, START, Bytes::mib(8), RamOptions::default(), image);
         let mapped = GuestMemory::new(vec![ram.unwrap()]).unwrap();
@@ -362,5 +363,11 @@ mod tests {
         assert_eq!(again.bytes, Bytes(3 * PAGE as u64));
         let resident = mapped.regions()[0].resident_pages().unwrap().resident_bytes;
         assert!(resident.values().sum::<u64>() < 1 << 20, "{resident:?}");
+
+        mapped_file.set_len(4 << 20).unwrap();
+        let error = save(&mapped, &page_map(), &file, &|| Ok(())).unwrap_err();
+
+        let error = granule_types::error_text(&error);
+        assert!(error.contains("shorter, 4M instead of at least 8M"), "{error}");
     }
 }

@@ -328,10 +328,8 @@ impl Mapping {
         };
         if let Some((image, offset)) = &self.image {
             // Private pages are copies of pages of the file, or stand in its holes.
-            let data = file_data(image, offset + range.start..offset + range.end);
-            let data = data.map_err(|error| {
-                self.error("finding the data of the mapped file (lseek)", error)
-            })?;
+            let data = image_data(image, offset + range.start..offset + range.end)
+                .map_err(|error| self.error("finding the data of the mapped file", error))?;
             let mut parts: Vec<_> = existing(&range)?;
             parts.extend(data.into_iter().map(|part| part.start - offset..part.end - offset));
             return Ok(parts::join(parts));
@@ -402,6 +400,21 @@ const fn align_congruent(from: u64, to: u64, block: u64) -> u64 {
 /// page on each side. The guards prevent a merge with neighbours and fault on an overrun.
 const fn reservation_size(size: Bytes, block: Bytes, page: Bytes) -> Bytes {
     Bytes(size.0.saturating_add(block.0).saturating_add(2 * page.0))
+}
+
+/// Returns the parts of a mapped file that have data.
+///
+/// # Errors
+/// The file has become shorter: what was behind its end is lost, also in private pages.
+fn image_data(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    match file.metadata()?.len() {
+        length if length < range.end => Err(io::Error::other(format!(
+            "the file has become shorter, {} instead of at least {}",
+            Bytes(length),
+            Bytes(range.end)
+        ))),
+        _ => file_data(file, range),
+    }
 }
 
 #[cfg(test)]
