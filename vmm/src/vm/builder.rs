@@ -104,14 +104,18 @@ impl Vm {
     /// The counter cannot be read: the vCPUs are paused.
     pub fn pause(&self) -> Result<(), VmError> {
         self.vcpus.pause();
+        let counter = match self.paused_counter.get() {
+            None if !self.vcpus.has_ended() => {
+                let first = self.vcpus.lock_first();
+                first.as_deref().map(guest::counter).transpose()
+            }
+            counter => Ok(counter),
+        };
+        // After the guest's clock, as this may take long.
         if let Some(stalls) = &self.pending_stalls {
             stalls.end();
         }
-        if self.paused_counter.get().is_none() && !self.vcpus.has_ended() {
-            let first = self.vcpus.lock_first();
-            let counter = first.as_deref().map(guest::counter).transpose()?;
-            self.paused_counter.set(counter);
-        }
+        self.paused_counter.set(counter?);
         Ok(())
     }
 
