@@ -59,9 +59,7 @@ pub fn save(
     logs: Option<ChangeLogs<'_>>,
 ) -> Result<(SavedSizes, Duration), VmError> {
     let save = |devices| save_stopped(vm, config, directory, logs, devices);
-    let ((sizes, committed), time) = while_stopped(vm, save).finish()?;
-    directory.remove_earlier(&committed);
-    Ok((sizes, time))
+    finish_save(while_stopped(vm, save), directory)
 }
 
 /// Saves a VM that runs, and stops it only to save what has changed since its memory was written:
@@ -71,7 +69,7 @@ pub fn save(
 /// ```
 ///
 /// # Errors
-/// As for [`save`].
+/// As for [`save`]; if the VM cannot continue after the first stop, there is no new snapshot.
 pub fn save_live(
     vm: &Vm,
     config: &VmConfig,
@@ -96,8 +94,7 @@ pub fn save_live(
     if stopped.done.is_err() {
         directory.discard(&name);
     }
-    let ((saved, committed), second) = stopped.finish()?;
-    directory.remove_earlier(&committed);
+    let (saved, second) = finish_save(stopped, directory)?;
     Ok((SavedSizes { written: Bytes(written.0 + saved.written.0), ..saved }, first + second))
 }
 
@@ -125,6 +122,18 @@ impl<T> Stopped<T> {
             }
         }
     }
+}
+
+/// Removes the earlier snapshot, if there is a new one, and returns the sizes of the latter.
+fn finish_save(
+    stopped: Stopped<(SavedSizes, Committed)>,
+    directory: &SnapshotDirectory,
+) -> Result<(SavedSizes, Duration), VmError> {
+    if let Ok((_, committed)) = &stopped.done {
+        directory.remove_earlier(committed);
+    }
+    let ((sizes, _), time) = stopped.finish()?;
+    Ok((sizes, time))
 }
 
 /// Calls `work` with the states of the devices, while these and the vCPUs are stopped.
