@@ -12,6 +12,7 @@
 //! holds a lock (`flock`), because the parts of two could mix; others start without an order meanwhile.
 
 use std::{
+    error::Error,
     fs::{File, OpenOptions, TryLockError},
     io::{self, Read as _},
     ops::Range,
@@ -52,18 +53,20 @@ impl OrderFile {
     /// It cannot be opened, or is that of another snapshot.
     pub fn open(path: &Path, memory_crc: u32) -> Result<Self, VmError> {
         let name = format!("order={}", path.display());
-        let text = read(path).map_err(failed(name.as_str()))?;
-        let contents = if is_unfinished(&text, &header(memory_crc)) {
-            let mut options = OpenOptions::new();
-            let file = options.write(true).create(true).truncate(false).open(path);
-            let file = file.map_err(failed(name.as_str()))?;
-            match file.try_lock() {
-                Ok(()) => Contents::Missing(file),
-                Err(TryLockError::WouldBlock) => Contents::Locked,
-                Err(TryLockError::Error(error)) => return Err(failed(name.as_str())(error)),
+        let recorded = || recorded(path, memory_crc).map_err(failed(name.as_str()));
+        let contents = match recorded()? {
+            Some(order) => Contents::Recorded(order),
+            None => {
+                let mut options = OpenOptions::new();
+                let file = options.write(true).create(true).truncate(false).open(path);
+                let file = file.map_err(failed(name.as_str()))?;
+                match file.try_lock() {
+                    // Another process may have recorded it before the lock.
+                    Ok(()) => recorded()?.map_or(Contents::Missing(file), Contents::Recorded),
+                    Err(TryLockError::WouldBlock) => Contents::Locked,
+                    Err(TryLockError::Error(error)) => return Err(failed(name.as_str())(error)),
+                }
             }
-        } else {
-            Contents::Recorded(parse(&text, memory_crc).map_err(failed(name.as_str()))?)
         };
         Ok(Self { contents, name, memory_crc })
     }
@@ -87,6 +90,15 @@ impl OrderFile {
             return Ok(());
         };
         write(file, &header(self.memory_crc), order).map_err(failed(self.name.as_str()))
+    }
+}
+
+/// Returns the order in a file, if there is one.
+fn recorded(path: &Path, memory_crc: u32) -> Result<Option<Order>, Box<dyn Error + Send + Sync>> {
+    let text = read(path)?;
+    match is_unfinished(&text, &header(memory_crc)) {
+        true => Ok(None),
+        false => Ok(Some(parse(&text, memory_crc)?)),
     }
 }
 
@@ -159,7 +171,7 @@ fn parse_part(line: &str) -> Option<Range<u64>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{error::Error, fs};
+    use std::fs;
 
     use super::*;
 
