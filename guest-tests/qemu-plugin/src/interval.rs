@@ -95,15 +95,17 @@ impl CountedInterval {
         self.part(row).executed.fetch_add(instructions, Ordering::Relaxed);
     }
 
-    /// Divides the intervals at the end of a segment: returns the slot and the numbers of the instructions
-    /// that belong to them so far. An interval counts in the segment in which it ends.
-    pub fn split(&self) -> impl Iterator<Item = (usize, u64)> {
-        self.parts.iter().filter_map(|part| {
+    /// Divides the intervals at the end of a segment: returns the rows of the CPUs that have intervals of
+    /// their own, the slot, and the numbers of the instructions that belong to the intervals so far. An
+    /// interval counts in the segment in which it ends.
+    pub fn split(&self) -> impl Iterator<Item = (Option<usize>, usize, u64)> {
+        let is_by_cpu = self.parts.len() > 1;
+        self.parts.iter().enumerate().filter_map(move |(row, part)| {
             let executed = part.executed.load(Ordering::Relaxed);
             let start = part.start.load(Ordering::Relaxed);
             (start != NONE).then(|| {
                 part.start.store(executed, Ordering::Relaxed);
-                (self.slots[1], executed - start)
+                (is_by_cpu.then_some(row), self.slots[1], executed - start)
             })
         })
     }
@@ -155,7 +157,7 @@ mod tests {
         interval.execute(1, 5);
         interval.execute(2, 6);
 
-        assert_eq!(interval.split().collect::<Vec<_>>(), [(1, 5), (1, 6)]);
+        assert_eq!(interval.split().collect::<Vec<_>>(), [(Some(1), 1, 5), (Some(2), 1, 6)]);
         interval.execute(2, 2);
         assert_eq!(interval.pass(1, 1), Some([(0, 1), (1, 0)]));
         assert_eq!(interval.pass(2, 1), Some([(0, 1), (1, 2)]));
@@ -193,7 +195,7 @@ mod tests {
         assert_eq!(interval.split().next(), None);
         interval.pass(0, 0);
         interval.execute(0, 5);
-        assert_eq!(interval.split().next(), Some((1, 5)));
+        assert_eq!(interval.split().next(), Some((None, 1, 5)));
         interval.execute(0, 2);
         assert_eq!(interval.pass(0, 1), Some([(0, 1), (1, 2)]));
         assert_eq!(interval.split().next(), None);

@@ -472,8 +472,9 @@ unsafe extern "C" fn on_mark(cpu: c_uint, mark: *mut c_void) {
     if let (Some(plugin), Ok(mark)) = (PLUGIN.get(), u8::try_from(mark.addr()))
         && plugin.segments.begins_segment(mark)
     {
-        for (slot, increment) in plugin.interval.iter().flat_map(CountedInterval::split) {
-            plugin.segments.count(plugin.counter_row(cpu), slot, increment);
+        for (row, slot, increment) in plugin.interval.iter().flat_map(CountedInterval::split) {
+            let row = row.unwrap_or_else(|| plugin.counter_row(cpu));
+            plugin.segments.count(row, slot, increment);
         }
         if let Err(e) = plugin.segments.mark(mark, plugin.end_clock_segment()) {
             eprintln!("qemu-plugin: cannot write a segment: {e}");
