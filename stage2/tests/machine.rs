@@ -6,11 +6,8 @@
 
 mod support;
 
-use granule_stage2::{
-    BbmLevel,
-    check::{Rule, machine::LockType},
-};
-use support::machine::{observe, rules, rules_with_bbm};
+use granule_stage2::check::{Rule, machine::LockType};
+use support::machine::{observe, rules};
 
 /// Two guests run; the first one maps a page, then a block of the same addresses, as CPU 0 of a
 /// hypervisor with E2H does it.
@@ -134,77 +131,6 @@ fn each_missing_or_weaker_step_is_found() {
 
         assert!(found.iter().any(|(found, _)| *found == rule), "{step:?}: {rule}, not {found:?}");
     }
-}
-
-#[test]
-fn a_block_is_split_in_place_at_level_3_of_feat_bbm_alone() {
-    let pages: String = (0_u64..512)
-        .map(|page| format!(" {page:x}={:x}", 0x40_0000_41a0_07ff + (page << 12)))
-        .collect();
-    // The invalidation of TRACE's block, with its barriers and the switch to the guest's VMID.
-    let start = TRACE.find("0 dsb ishst").unwrap();
-    let end = start + TRACE[start..].find("0 store").unwrap();
-    let invalidation = &TRACE[start..end];
-    let split = format!(
-        "
-0 vtcr 80023558
-0 hcr 488000000
-0 table 41180000 1 -
-0 vttbr 1000041180000
-0 isb
-0 word 50000000 0 1
-0 write 41a00000
-0 dc civac 41a00000 200000 @1
-0 dsb sy
-0 table 41184000 2 0 0=40000041a007fd
-0 store 41180000 0 41184003 release @1
-0 table 41185000 3 0{pages}
-0 store 41184000 40000041a007fd 41185003 release @1
-{invalidation}0 word 50000000 1 0
-"
-    );
-
-    let violated =
-        [BbmLevel::L0, BbmLevel::L2, BbmLevel::L3].map(|level| rules_with_bbm(level, &split));
-
-    assert_eq!(violated, [vec![Rule::BreakBeforeMake], vec![Rule::BlockSizeChange], vec![]]);
-}
-
-#[test]
-fn a_block_of_1g_may_be_split_into_blocks_and_pages_at_once() {
-    let entries = |indices: &mut dyn Iterator<Item = u64>, first: u64, size: u64| -> String {
-        indices.map(|index| format!(" {index:x}={:x}", first + index * size)).collect()
-    };
-    let start = TRACE.find("0 dsb ishst").unwrap();
-    let end = start + TRACE[start..].find("0 store").unwrap();
-    let invalidation = TRACE[start..end].replace("41184000", "41180000");
-    let split = |page: u64| {
-        format!(
-            "
-0 vtcr 80023558
-0 hcr 488000000
-0 table 41180000 1 -
-0 vttbr 1000041180000
-0 isb
-0 word 50000000 0 1
-0 dc civac 80000000 40000000 @1
-0 dsb sy
-0 store 41180000 0 400000800007fd release @1
-0 table 41185000 3 0{}
-0 table 41184000 2 0{} 5=41185003
-0 store 41180000 400000800007fd 41184003 release @1
-{invalidation}0 word 50000000 1 0
-",
-            entries(&mut (0..512), page, 1 << 12),
-            entries(&mut (0..5).chain(6..512), 0x40_0000_8000_07fd, 1 << 21),
-        )
-    };
-
-    let equal = rules_with_bbm(BbmLevel::L3, &split(0x40_0000_80a0_07ff));
-    let other = rules_with_bbm(BbmLevel::L3, &split(0x40_0000_80c0_07ff));
-
-    assert_eq!(equal, []);
-    assert_eq!(other[0], Rule::BreakBeforeMake);
 }
 
 /// A relaxed link behind a barrier that orders loads, or stores of this CPU alone.

@@ -52,7 +52,7 @@ pub struct CountedInterval {
     functions: [u64; 3],
     /// Slots of the number of intervals and of their instructions.
     slots: [usize; 2],
-    /// That of the thread, or those of the CPUs by their rows.
+    /// Progress of the thread, or of the CPUs by their rows.
     parts: Box<[Progress]>,
 }
 

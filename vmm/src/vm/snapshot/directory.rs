@@ -60,7 +60,7 @@ pub struct SnapshotDirectory {
 pub(in super::super) struct Committed {
     /// Indicates that it is certain on the disk.
     pub is_durable: bool,
-    /// Its files of memory and changes.
+    /// Names of the files of memory and changes.
     files: Vec<String>,
 }
 
