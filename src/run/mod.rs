@@ -120,8 +120,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Switch::Off)]
     fault_stalls: Switch,
     /// Serve HTTP requests on this Unix socket: GET /v1/state, /v1/memory, /v1/counters, /v1/dirty,
-    /// /metrics; POST /v1/memory/collapse, /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop,
-    /// /v1/dirty/clear, /v1/balloon/SIZE, /v1/snapshot, /v1/snapshot/live
+    /// /metrics; POST /v1/memory/collapse, /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start,
+    /// /v1/dirty/stop, /v1/dirty/clear, /v1/balloon/SIZE, /v1/snapshot, /v1/snapshot/live
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
     // Clap would print escapes of the brackets.

@@ -329,44 +329,52 @@ mod tests {
         assert!(text.contains("4096 bytes instead of 8388608"), "{text}");
     }
 
+    fn mapped_memory(file: &Arc<File>) -> GuestMemory {
+        let host = HostPages::of_this_host().unwrap();
+        let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
+        let image = (Arc::clone(file), 0);
+        let ram = GuestRam::mapped(plan, START, Bytes::mib(8), RamOptions::default(), image);
+        GuestMemory::new(vec![ram.unwrap()]).unwrap()
+    }
+
     #[test]
     fn memory_mapped_from_an_image_has_its_contents_and_leaves_the_file_as_it_is() {
         let saved = memory("anonymous").unwrap();
         saved.map().write_obj(3_u64, GuestAddress(START.0 + 0x5000)).unwrap();
-        let file = tempfile::tempfile().unwrap();
+        let file = Arc::new(tempfile::tempfile().unwrap());
         let written = save(&saved, &page_map(), &file, &|| Ok(())).unwrap();
-        let host = HostPages::of_this_host().unwrap();
-        let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
-        let image = (Arc::new(file.try_clone().unwrap()), 0);
 
-        let ram = GuestRam::mapped(plan, START, Bytes::mib(8), RamOptions::default(), image);
-        let mapped = GuestMemory::new(vec![ram.unwrap()]).unwrap();
+        let mapped = mapped_memory(&file);
         let value: u64 = mapped.map().read_obj(GuestAddress(START.0 + 0x5000)).unwrap();
         mapped.map().write_obj(4_u64, START).unwrap();
 
         assert_eq!(value, 3);
         assert_eq!(load(&saved, &file, 2).unwrap(), written);
-        // An image of mapped memory also has pages that were not touched, but holes are not read.
-        saved.map().write_obj(5_u64, GuestAddress(START.0 + 0x70_0000)).unwrap();
+        // An image of mapped memory also has pages that were not touched.
         let file = tempfile::tempfile().unwrap();
-        save(&saved, &page_map(), &file, &|| Ok(())).unwrap();
-        let mapped_file = Arc::new(file);
-        let image = (Arc::clone(&mapped_file), 0);
-        let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
-        let ram = GuestRam::mapped(plan, START, Bytes::mib(8), RamOptions::default(), image);
-        let mapped = GuestMemory::new(vec![ram.unwrap()]).unwrap();
+        let again = save(&mapped, &page_map(), &file, &|| Ok(())).unwrap();
+        assert_eq!(again.bytes, Bytes(2 * PAGE as u64));
+    }
+
+    #[test]
+    fn holes_of_a_mapped_image_are_not_read_and_a_shorter_one_is_refused() {
+        let saved = memory("anonymous").unwrap();
+        for offset in [0x5000, 0x70_0000] {
+            saved.map().write_obj(3_u64, GuestAddress(START.0 + offset)).unwrap();
+        }
+        let image = Arc::new(tempfile::tempfile().unwrap());
+        save(&saved, &page_map(), &image, &|| Ok(())).unwrap();
+        let mapped = mapped_memory(&image);
         mapped.map().write_obj(4_u64, START).unwrap();
         let file = tempfile::tempfile().unwrap();
 
         let again = save(&mapped, &page_map(), &file, &|| Ok(())).unwrap();
-
-        assert_eq!(again.bytes, Bytes(3 * PAGE as u64));
         let resident = mapped.regions()[0].resident_pages().unwrap().resident_bytes;
-        assert!(resident.values().sum::<u64>() < 1 << 20, "{resident:?}");
-
-        mapped_file.set_len(4 << 20).unwrap();
+        image.set_len(4 << 20).unwrap();
         let error = save(&mapped, &page_map(), &file, &|| Ok(())).unwrap_err();
 
+        assert_eq!(again.bytes, Bytes(3 * PAGE as u64));
+        assert!(resident.values().sum::<u64>() < 1 << 20, "{resident:?}");
         let error = granule_types::error_text(&error);
         assert!(error.contains("shorter, 4M instead of at least 8M"), "{error}");
     }

@@ -68,7 +68,9 @@ impl FaultStalls {
             loop {
                 let mut fds = [PollFd::from_borrowed_fd(borrow_event(stop), PollFlags::IN)];
                 match poll(&mut fds, Some(&READ_INTERVAL)) {
-                    Ok(0) | Err(rustix::io::Errno::INTR) => drop(recorder.lock().read()),
+                    Ok(0) | Err(rustix::io::Errno::INTR) => {
+                        recorder.lock().read();
+                    }
                     _ => return,
                 }
             }

@@ -117,8 +117,8 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
 }
 
 /// Returns the argument that times the faults of a guest with one vCPU, if `granule run` measures them
-/// too, and otherwise the time of all vCPUs in the guest, if its boot is measured. A kernel without a `System.map`
-/// leaves it out.
+/// too, and otherwise the time of all vCPUs in the guest, if its boot is measured. A kernel without a
+/// `System.map` leaves it out.
 fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
     let measures_faults = job.job.argv.iter().any(|word| word == "--fault-stalls");
     let (name, functions, scope) = match job.work.guest() {
