@@ -19,6 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     outcome::VmOutcome,
+    seccomp::{ThreadRole, confine_optionally},
     vcpu::{ExitCounters, GuestExitReporter, RunState, VcpuContext, VcpuRunner},
 };
 use crate::kvm::kick::{KickTarget, Kicker};
@@ -45,29 +46,50 @@ impl VcpuThreads {
             threads: Vec::new(),
             guest_exits,
         };
-        for (index, fd) in vcpus.into_iter().enumerate() {
+        let runners = vcpus.into_iter().enumerate().map(|(index, fd)| VcpuRunner {
+            kick_target: KickTarget::default(),
+            fd: Arc::new(Mutex::new(fd)),
+            reporter: GuestExitReporter {
+                index,
+                context: Arc::clone(&threads.context),
+                exit_sender: exit_sender.clone(),
+            },
+        });
+        let runners: Vec<_> = runners.collect();
+        threads.fds = runners.iter().map(|vcpu| Arc::clone(&vcpu.fd)).collect();
+        if runners.len() == 1 {
+            threads.start_all(runners, confine)?;
+            return Ok(threads);
+        }
+        // The kernel compiles a filter each time that it is installed. Threads inherit the one of this
+        // thread, which starts them all.
+        let start = || {
+            confine_optionally(confine, ThreadRole::Vcpu)?;
+            threads.start_all(runners, false)
+        };
+        let panicked = |_| Err(io::Error::other("the thread that starts them panicked"));
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().spawn_scoped(scope, start)?;
+            thread.join().unwrap_or_else(panicked)
+        })?;
+        Ok(threads)
+    }
+
+    /// Starts the threads. With `confine`, each one limits itself.
+    fn start_all(&mut self, runners: Vec<VcpuRunner>, confine: bool) -> io::Result<()> {
+        for mut vcpu in runners {
+            let index = vcpu.reporter.index;
             let (ready, kicker) = mpsc::sync_channel(1);
-            let fd = Arc::new(Mutex::new(fd));
-            threads.fds.push(Arc::clone(&fd));
-            let mut vcpu = VcpuRunner {
-                kick_target: KickTarget::default(),
-                fd,
-                reporter: GuestExitReporter {
-                    index,
-                    context: Arc::clone(&threads.context),
-                    exit_sender: exit_sender.clone(),
-                },
-            };
             let thread = thread::Builder::new()
                 .name(format!("vcpu-{index}"))
                 .spawn(move || vcpu.run(&ready, confine))?;
-            threads.threads.push(thread);
+            self.threads.push(thread);
             let kicker = kicker.recv().map_err(|_| {
                 io::Error::other(format!("the thread of vCPU {index} ended during its setup"))
             })??;
-            threads.kickers.push(kicker);
+            self.kickers.push(kicker);
         }
-        Ok(threads)
+        Ok(())
     }
 
     pub fn request(&self, state: RunState) {
