@@ -81,6 +81,17 @@ fn subject_problems(patches: &[Patch], cover: &str) -> Vec<String> {
     problems
 }
 
+/// Compares the last line of the cover letter's diffstat, if it has one, with that of the changes.
+pub fn summary_problem(cover: &str, summary: &str) -> Option<String> {
+    let is_summary = |line: &&str| {
+        let mut words = line.split(' ').skip(1);
+        matches!(words.next(), Some("file" | "files")) && words.next() == Some("changed,")
+    };
+    let found = cover.lines().map(str::trim).find(is_summary)?;
+    (found != summary.trim())
+        .then(|| format!("cover-letter.txt: '{found}'; the changes are: {}", summary.trim()))
+}
+
 #[cfg(test)]
 mod tests {
     use std::{fs, path::PathBuf};
@@ -103,6 +114,15 @@ mod tests {
         assert_eq!(subject_problems(&patches[..1], cover).len(), 1);
         let long = [patch(&"x".repeat(MAX_SUBJECT_LENGTH + 1))];
         assert_eq!(subject_problems(&long, "").len(), 2);
+    }
+
+    #[test]
+    fn the_cover_letter_sums_up_the_changes() {
+        let cover = "A file changed once.\n a.c | 2 +-\n 1 file changed, 2 insertions(+)\n";
+
+        assert_eq!(summary_problem(cover, "1 file changed, 2 insertions(+)"), None);
+        assert_eq!(summary_problem("without diffstat", "1 file changed, 2 insertions(+)"), None);
+        assert!(summary_problem(cover, "2 files changed, 2 insertions(+)").is_some());
     }
 
     #[test]

@@ -129,7 +129,7 @@ struct Compilation {
     /// Files that the series changes.
     files: BTreeSet<String>,
     objects_only: bool,
-    /// Git trees after each patch of the series, once one is required.
+    /// Git trees below the series and after each of its patches, once one is required.
     trees: Option<Vec<TreeId>>,
 }
 
@@ -162,9 +162,17 @@ impl SeriesCheck<'_> {
             trees: None,
         };
         let is_applied_elsewhere = !checks.is_empty() && self.is_known(&compilation, checks);
-        if !is_applied_elsewhere && let Err(error) = compilation.apply(work_tree) {
-            print(&series, &[error.to_string()]);
-            return Ok((patches.len(), count));
+        if !is_applied_elsewhere {
+            match compilation.change_summary(work_tree) {
+                Ok(summary) => {
+                    let problem = list::summary_problem(&cover, &summary);
+                    print(&series, problem.as_slice());
+                }
+                Err(error) => {
+                    print(&series, &[error.to_string()]);
+                    return Ok((patches.len(), count));
+                }
+            }
         }
         let scratch = tempfile::tempdir()?;
         for (index, patch) in patches.iter().enumerate() {
@@ -283,7 +291,7 @@ impl Compilation {
     fn apply(&mut self, work_tree: &WorkTree<'_>) -> Result<&[TreeId], CommandError> {
         if self.trees.is_none() {
             let mut tree = work_tree.base.clone();
-            let mut trees = Vec::new();
+            let mut trees = vec![tree.clone()];
             for patch in &self.all {
                 tree = work_tree.repository.apply(&tree, std::slice::from_ref(&patch.path))?;
                 trees.push(tree.clone());
@@ -291,6 +299,14 @@ impl Compilation {
             self.trees = Some(trees.split_off(self.below));
         }
         Ok(self.trees.as_deref().unwrap_or_default())
+    }
+
+    /// Applies the patches, and returns the summary of all changes of the series.
+    fn change_summary(&mut self, work_tree: &WorkTree<'_>) -> Result<String, CommandError> {
+        match self.apply(work_tree)? {
+            [below, .., last] => work_tree.repository.change_summary(below, last),
+            _ => Ok(String::new()),
+        }
     }
 
     /// Reports whether the series changes a file that is compiled.
@@ -325,7 +341,7 @@ impl Compilation {
         check: &mut ObjectCheck<'_>,
         is_first: bool,
     ) -> Result<Compiled, CommandError> {
-        let tree = self.apply(work_tree)?[index].clone();
+        let tree = self.apply(work_tree)?[index + 1].clone();
         let is_complete = self.is_complete(index, is_first);
         let whole = if is_complete { directories(&self.files) } else { BTreeSet::new() };
         let kconfig: Vec<String> = (self.up_to(index).iter())
