@@ -20,7 +20,7 @@ use granule_stage2::{
     },
     descriptor::{Descriptor, EntryKind},
     geometry::Level,
-    operations::Dsb,
+    operations::{Dsb, Note},
 };
 use support::{BLOCK, PAGE, features, seeded_generator, test_vm::TestVm};
 
@@ -175,28 +175,34 @@ struct RecordingChecker<'a> {
     checker: Checker,
     events: Vec<Event>,
     violations: Vec<Violation>,
-    /// The fault, if any, in which a CPU last broke an entry.
-    breaking_fault: Option<Fault>,
+    /// Number of CPUs that hold the lock.
+    lock_holders: u32,
+    /// For each entry that was broken since the lock was free, the fault in which a CPU did so.
+    breaks: Vec<Option<Fault>>,
 }
 
 impl Sink for RecordingChecker<'_> {
     fn event(&mut self, event: Event) {
-        if let Action::Store { old, new, .. } = event.action
-            && old.is_valid()
-            && !new.is_valid()
-        {
-            self.breaking_fault = self.vm.fault_of(event.cpu);
+        match event.action {
+            Action::Store { old, new, .. } if old.is_valid() && !new.is_valid() => {
+                self.breaks.push(self.vm.fault_of(event.cpu));
+            }
+            Action::Note(Note::Lock { .. }) => self.lock_holders += 1,
+            Action::Note(Note::Unlock) => self.lock_holders -= 1,
+            _ => {}
         }
         self.check(event);
         let found = self.checker.take_violations();
         let is_known = |violation: &Violation| {
-            // The last CPU that releases a shared lock, perhaps outside a fault, reveals what another
-            // one has unmapped.
-            let fault = match violation.rule {
-                Rule::ReturnedUnclean => self.breaking_fault,
-                _ => self.vm.fault_of(violation.cpu),
-            };
-            is_known(&self.policy, violation.rule, fault)
+            let is_known = |fault: Option<Fault>| is_known(&self.policy, violation.rule, fault);
+            match (violation.rule, event.action) {
+                // The last CPU that releases a shared lock, perhaps outside a fault, reveals what all have
+                // unmapped.
+                (Rule::ReturnedUnclean, Action::Note(Note::Unlock)) => {
+                    !self.breaks.is_empty() && self.breaks.iter().all(|fault| is_known(*fault))
+                }
+                _ => is_known(self.vm.fault_of(violation.cpu)),
+            }
         };
         let (known, others) = found.into_iter().partition::<Vec<_>, _>(is_known);
         self.violations.extend(others);
@@ -204,6 +210,9 @@ impl Sink for RecordingChecker<'_> {
             && let Action::Store { new, .. } = event.action
         {
             self.perform_omitted_cmos(new);
+        }
+        if self.lock_holders == 0 {
+            self.breaks.clear();
         }
     }
 }
@@ -213,8 +222,8 @@ impl<'a> RecordingChecker<'a> {
         // The last CPU performs the CMOs that the policy's kernel omits.
         let setup = Setup { cpus: vm.setup.cpus + 1, ..vm.setup };
         let checker = Checker::new(setup);
-        let (events, violations) = (Vec::new(), Vec::new());
-        Self { vm, policy, setup, checker, events, violations, breaking_fault: None }
+        let (events, violations, breaks) = (Vec::new(), Vec::new(), Vec::new());
+        Self { vm, policy, setup, checker, events, violations, lock_holders: 0, breaks }
     }
 
     fn check(&mut self, event: Event) {
