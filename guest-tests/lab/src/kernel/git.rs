@@ -202,8 +202,10 @@ impl Repository {
     /// Returns the numbers of files and lines that differ between two trees, as the last line of a
     /// diffstat has them.
     pub fn change_summary(&self, from: &TreeId, to: &TreeId) -> Result<String, CommandError> {
-        let diff = self.query("summarizing the changes").args(["diff", "--shortstat"]);
-        diff.args([from.to_string(), to.to_string()]).query()
+        self.query("summarizing the changes")
+            .args(["diff-tree", "--shortstat", "-M", "--diff-algorithm=myers"])
+            .args([from.to_string(), to.to_string()])
+            .query()
     }
 
     /// Removes the lock that a killed run has left; the lock of the cache excludes another run.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Checks Linux series against the source of their bases.
 //!
-//! The file `series` lists every patch in its directory, the cover letter lists all subjects and sums
-//! up the changes, subjects have at most 72 characters, the patches apply in order, and the kernel's
+//! The file `series` lists every patch in its directory, the cover letter lists all subjects, the
+//! last line of its diffstat, if it has one, equals the changes, subjects have at most 72 characters, the patches apply in order, and the kernel's
 //! checkpatch reports nothing except missing sign-offs. With `--compile`, each patch is also compiled
 //! with W=1 and checked by sparse, and has no message that the base lacks.
 //!
@@ -338,6 +338,21 @@ mod tests {
         assert!(check("clean"));
         assert!(!fixture.entries("objects").exists());
         assert!(!check("warning") && !check("warning"));
+    }
+
+    #[test]
+    fn a_diffstat_of_other_changes_is_a_problem_also_after_the_patches_passed() {
+        let fixture = Fixture::new(&[("series", "int x;")]);
+        let check_letter = |insertions: u32| {
+            let summary = format!("1 file changed, {insertions} insertion(+)");
+            let cover = format!("x\n\nGranule developers (1):\n Add a line\n\n {summary}\n");
+            fixture.write("root/stage2/linux/6.12/series/cover-letter.txt", &cover);
+            fixture.check(COMPILE).unwrap()
+        };
+
+        assert!(check_letter(1));
+        assert!(!check_letter(2));
+        assert!(check_letter(1));
     }
 
     #[test]
