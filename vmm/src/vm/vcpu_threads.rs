@@ -57,14 +57,14 @@ impl VcpuThreads {
         });
         let runners: Vec<_> = runners.collect();
         threads.fds = runners.iter().map(|vcpu| Arc::clone(&vcpu.fd)).collect();
-        if runners.len() == 1 {
+        if !confine || runners.len() == 1 {
             threads.start_all(runners, confine)?;
             return Ok(threads);
         }
         // The kernel compiles a filter each time that it is installed. Threads inherit the one of this
         // thread, which starts them all.
         let start = || {
-            confine_optionally(confine, ThreadRole::Vcpu)?;
+            confine_optionally(true, ThreadRole::Vcpu)?;
             threads.start_all(runners, false)
         };
         let panicked = |_| Err(io::Error::other("the thread that starts them panicked"));

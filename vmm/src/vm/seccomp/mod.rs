@@ -2,9 +2,9 @@
 //! seccomp filters, which limit each kind of thread to the system calls that it uses.
 //!
 //! Threads inherit the filter of the main thread that starts them; vCPU, console and control socket
-//! threads add narrower filters. A forbidden call ends the process with a message that names the
-//! call. `io_uring` calls are not allowed, because they can create sockets and open files without
-//! passing the filter.
+//! threads add narrower filters. Several vCPU threads inherit one from a thread that starts them.
+//! A forbidden call ends the process with a message that names the call. `io_uring` calls are not
+//! allowed, because they can create sockets and open files without passing the filter.
 
 #[cfg(test)]
 mod components;
@@ -66,15 +66,15 @@ const ALL_THREAD_CALLS: &[AllowedCall] = &[
 
 /// Additional calls of vCPU threads: `KVM_RUN`, and devices that are emulated in the vCPU's thread.
 const VCPU_CALLS: &[AllowedCall] = &[
-    (libc::SYS_clone, "start of device threads, by C libraries without clone3"),
-    (libc::SYS_clone3, "start of device threads"),
+    (libc::SYS_clone, "start of vCPU and device threads, by C libraries without clone3"),
+    (libc::SYS_clone3, "start of vCPU and device threads"),
     (libc::SYS_eventfd2, "events of device threads"),
     (libc::SYS_fallocate, "discard and write-zeroes of disks, balloon on a memfd"),
     (libc::SYS_fcntl, "duplicates of file descriptors"),
     (libc::SYS_fdatasync, "flush of disks"),
     (libc::SYS_ioctl, "KVM_RUN, vhost, tap offloads, block device discards"),
     (libc::SYS_lseek, "size of disks, write-zeroes of disks without fallocate"),
-    (libc::SYS_prctl, "names of device threads, seccomp"),
+    (libc::SYS_prctl, "names of vCPU and device threads, seccomp"),
     (libc::SYS_pread64, "statistics of KVM"),
     (libc::SYS_preadv, "disk reads"),
     (libc::SYS_pwritev, "disk writes"),
