@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Checks Linux series against the source of their bases.
 //!
-//! The file `series` lists every patch in its directory, the cover letter lists all subjects, the
-//! last line of its diffstat, if it has one, equals the changes, subjects have at most 72 characters, the patches apply in order, and the kernel's
-//! checkpatch reports nothing except missing sign-offs. With `--compile`, each patch is also compiled
-//! with W=1 and checked by sparse, and has no message that the base lacks.
+//! The file `series` lists every patch in its directory, the cover letter lists all subjects, the last
+//! line of its diffstat, if it has one, equals the changes, subjects have at most 72 characters, the
+//! patches apply in order, and the kernel's checkpatch reports nothing except missing sign-offs. With
+//! `--compile`, each patch is also compiled with W=1 and checked by sparse, and has no message that
+//! the base lacks.
 //!
 //! ```text
 //! mod ─┬─ list      lists, subjects, checkpatch
