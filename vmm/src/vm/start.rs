@@ -14,7 +14,7 @@ use super::{
     kernel_boot::KernelBoot,
     open_files::{MemorySource, OpenFiles, StartFiles},
     outcome::{VmError, failed},
-    seccomp::{ThreadRole, confine_optionally},
+    seccomp::{ThreadRole, run_in_thread},
     snapshot::{OpenSnapshot, OrderFile},
     terminal,
 };
@@ -190,16 +190,10 @@ fn end_process(error: io::Error) {
 /// `confine`, as when the guest starts them.
 pub fn resume_devices(bus: &Bus, confine: bool) -> Result<(), VmError> {
     let resume = || {
-        confine_optionally(confine, ThreadRole::Vcpu)?;
         bus.resume();
         Ok(())
     };
-    let panicked = |_| Err(io::Error::other("the thread panicked"));
-    let resumed = thread::scope(|scope| {
-        let thread = thread::Builder::new().spawn_scoped(scope, resume)?;
-        thread.join().unwrap_or_else(panicked)
-    });
-    resumed.map_err(failed("the devices cannot continue"))
+    run_in_thread(confine, ThreadRole::Vcpu, resume).map_err(failed("the devices cannot continue"))
 }
 
 /// Populates stage 2 of the parts that the guest accesses first, if the host's KVM can.

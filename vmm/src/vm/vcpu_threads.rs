@@ -19,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     outcome::VmOutcome,
-    seccomp::{ThreadRole, confine_optionally},
+    seccomp::{ThreadRole, run_in_thread},
     vcpu::{ExitCounters, GuestExitReporter, RunState, VcpuContext, VcpuRunner},
 };
 use crate::kvm::kick::{KickTarget, Kicker};
@@ -63,15 +63,7 @@ impl VcpuThreads {
         }
         // The kernel compiles a filter each time that it is installed. Threads inherit the one of this
         // thread, which starts them all.
-        let start = || {
-            confine_optionally(true, ThreadRole::Vcpu)?;
-            threads.start_all(runners, false)
-        };
-        let panicked = |_| Err(io::Error::other("the thread that starts them panicked"));
-        thread::scope(|scope| {
-            let thread = thread::Builder::new().spawn_scoped(scope, start)?;
-            thread.join().unwrap_or_else(panicked)
-        })?;
+        run_in_thread(confine, ThreadRole::Vcpu, || threads.start_all(runners, false))?;
         Ok(threads)
     }
 

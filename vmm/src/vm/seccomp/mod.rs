@@ -12,7 +12,7 @@ mod program;
 #[cfg(test)]
 mod tests;
 
-use std::{io, path::Path, sync::OnceLock};
+use std::{io, path::Path, sync::OnceLock, thread};
 
 use seccompiler::apply_filter;
 use vmm_sys_util::signal::register_signal_handler;
@@ -208,6 +208,27 @@ pub fn confine_optionally(confine: bool, role: ThreadRole) -> io::Result<()> {
         true => role.confine().map_err(io::Error::other),
         false => Ok(()),
     }
+}
+
+/// Runs a function in a thread of its own, confined if `confine` is set. Threads that the function starts
+/// inherit the filter.
+///
+/// # Errors
+/// The thread cannot be started or confined, or panics, or the function fails.
+pub fn run_in_thread<T: Send>(
+    confine: bool,
+    role: ThreadRole,
+    run: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    let run = || {
+        confine_optionally(confine, role)?;
+        run()
+    };
+    let panicked = |_| Err(io::Error::other("the thread panicked"));
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().spawn_scoped(scope, run)?;
+        thread.join().unwrap_or_else(panicked)
+    })
 }
 
 /// Returns whether the kernel has seccomp filters.
