@@ -161,7 +161,7 @@ impl SeriesCheck<'_> {
             all,
             trees: None,
         };
-        let diffs: Vec<String> = compilation.all.iter().map(|patch| sha256(diff(patch))).collect();
+        let diffs = diff_hashes(&compilation.all);
         let letter = format!("letter {}\n{diffs:?}", sha256(cover.as_bytes()));
         let is_applied_elsewhere =
             !checks.is_empty() && self.passed.has(&letter) && self.is_known(&compilation, checks);
@@ -284,6 +284,10 @@ impl SeriesCheck<'_> {
     }
 }
 
+fn diff_hashes(patches: &[Patch]) -> Vec<String> {
+    patches.iter().map(|patch| sha256(diff(patch))).collect()
+}
+
 /// Result of the compilation of a patch.
 enum Compiled {
     /// The base lacks the configuration; contains the reason.
@@ -332,8 +336,7 @@ impl Compilation {
 
     /// Returns what the result of a patch depends on, besides base and programs.
     fn inputs(&self, index: usize, check: &ObjectCheck<'_>, is_first: bool) -> String {
-        let diffs: Vec<String> =
-            self.up_to(index).iter().map(|patch| sha256(diff(patch))).collect();
+        let diffs = diff_hashes(self.up_to(index));
         let is_complete = self.is_complete(index, is_first);
         format!("{diffs:?}\n{:?}\n{is_complete}\n{}", self.files, check.fragment)
     }
