@@ -5,10 +5,10 @@
 //! requests. A client has 2 s for each read or write; clients are served one at a time.
 
 use std::{
-    fs,
+    fs::{self, File, TryLockError},
     io::{self, Read, Write},
     os::unix::{
-        fs::{FileTypeExt as _, MetadataExt as _, lchown},
+        fs::{FileTypeExt as _, MetadataExt as _},
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chownat};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
@@ -26,6 +27,10 @@ use super::{
 
 /// Timeout of a client's request, and of each write to the client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Attempts to lock the folder of a socket, and the time between them.
+const LOCK_ATTEMPTS: u32 = 50;
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_micros(200);
 
 /// A socket file, identified by device and inode, so that a replacement is not mistaken for it.
 /// Dropping it removes the file.
@@ -40,10 +45,13 @@ impl SocketFile {
     /// Removes the file, if it has not been replaced. A process that has changed its user may lack
     /// the permission; the next run then replaces the file.
     pub fn remove(&self) {
-        let current = fs::symlink_metadata(&self.path);
-        if current.is_ok_and(|file| (file.dev(), file.ino()) == (self.device, self.inode)) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|file| self.is(&file)) {
             let _ = fs::remove_file(&self.path);
         }
+    }
+
+    fn is(&self, file: &fs::Metadata) -> bool {
+        (file.dev(), file.ino()) == (self.device, self.inode)
     }
 }
 
@@ -63,6 +71,8 @@ pub struct BoundSocket {
 impl BoundSocket {
     /// Binds a socket at `path`. Replaces a stale socket of a killed run.
     pub fn new(path: &Path) -> io::Result<Self> {
+        // Another run must not mistake a socket for stale that does not listen yet, or replace it too.
+        let _lock = lock_folder(path);
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 let refuse = |why| Err(io::Error::new(error.kind(), why));
@@ -88,10 +98,35 @@ impl BoundSocket {
         Ok(Self { listener, file })
     }
 
+    /// Makes a user the owner of the file.
+    ///
+    /// # Errors
+    /// The kernel refuses it, or another file has taken the place: it may be one of the system.
     pub fn set_owner(&self, identity: Identity) -> io::Result<()> {
         let Identity { user, group } = identity;
-        lchown(&self.file.path, Some(user), Some(group))
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(&self.file.path, flags, Mode::empty())?);
+        if !self.file.is(&file.metadata()?) {
+            return Err(io::Error::other("another program has replaced the socket"));
+        }
+        let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+        Ok(chownat(&file, "", Some(user), Some(group), AtFlags::EMPTY_PATH)?)
     }
+}
+
+/// Locks the folder of a path against other runs that bind a socket in it. Goes on without a lock if a
+/// VM holds it for long, which saves to this folder, or the folder cannot be read.
+fn lock_folder(path: &Path) -> Option<File> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let folder = File::open(parent.unwrap_or(Path::new("."))).ok()?;
+    for _ in 0..LOCK_ATTEMPTS {
+        match folder.try_lock() {
+            Ok(()) => return Some(folder),
+            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_RETRY_INTERVAL),
+            Err(TryLockError::Error(_)) => break,
+        }
+    }
+    None
 }
 
 /// A request that the main thread has not executed yet.
@@ -242,6 +277,8 @@ fn read_request(client: &mut UnixStream) -> io::Result<Result<ApiRequest, Respon
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use serde_json::json;
 
     use super::*;
@@ -308,5 +345,47 @@ mod tests {
         assert!(!path.exists());
         drop(BoundSocket::new(&path).unwrap());
         assert!(!path.exists());
+    }
+    #[test]
+    fn one_of_the_runs_that_start_at_once_has_the_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("api");
+        for round in 0..300 {
+            // The socket of a killed run.
+            drop(UnixListener::bind(&path).unwrap());
+            let start = Barrier::new(3);
+            let bind = || {
+                start.wait();
+                BoundSocket::new(&path)
+            };
+
+            let bound = thread::scope(|scope| {
+                let runs = [(); 3].map(|()| scope.spawn(bind));
+                runs.map(|run| run.join().unwrap())
+            });
+
+            assert_eq!(bound.iter().filter(|bound| bound.is_ok()).count(), 1, "round {round}");
+            assert!(UnixStream::connect(&path).is_ok(), "round {round}");
+            drop(bound);
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn a_file_in_place_of_the_socket_is_given_to_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("api");
+        let socket = BoundSocket::new(&path).unwrap();
+        let identity = Identity {
+            user: rustix::process::getuid().as_raw(),
+            group: rustix::process::getgid().as_raw(),
+        };
+        socket.set_owner(identity).unwrap();
+
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "of another program").unwrap();
+
+        let error = socket.set_owner(identity).unwrap_err();
+        assert!(error.to_string().contains("replaced"), "{error}");
     }
 }
