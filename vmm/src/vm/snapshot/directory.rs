@@ -20,7 +20,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
     os::unix::fs::{OpenOptionsExt as _, fchown},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use rustix::{
@@ -80,8 +80,12 @@ impl SnapshotDirectory {
             if is_new {
                 sync_parent(path)?;
             }
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+            let mut flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            // A new directory is given to `--user`, and may have been replaced by a link to one of the
+            // system. The components have no slash at the end, which would follow it.
+            flags.set(OFlags::NOFOLLOW, is_new);
+            let name: PathBuf = path.components().collect();
+            let file = File::from(rustix::fs::open(&name, flags, Mode::empty())?);
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) => {
                     Err(io::Error::other("another VM saves to this directory: use another one"))
