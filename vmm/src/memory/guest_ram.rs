@@ -17,7 +17,11 @@ use granule_types::{
     record::ResidentPages,
     units::{Bytes, GuestAddress, HostVirtAddr},
 };
-use vm_memory::{GuestMemoryMmap, GuestRegionMmap, bitmap::AtomicBitmap, mmap::MmapRegionBuilder};
+use vm_memory::{
+    GuestMemoryMmap, GuestRegionMmap,
+    bitmap::{AtomicBitmap, Bitmap, WithBitmapSlice},
+    mmap::MmapRegionBuilder,
+};
 
 use super::{
     BackingPlan, HostPages, MemoryError, PageMap, PageType, Residency, Smaps, block_size,
@@ -193,7 +197,16 @@ impl GuestRam {
 
     /// Checks that all resident pages have the requested type. Returns their bytes by page size.
     pub fn checked_resident_pages(&self) -> Result<ResidentPages, MemoryError> {
-        let residency = self.residency(&Smaps::read()?)?;
+        self.checked_resident_pages_in(&Smaps::read()?)
+    }
+
+    /// Checks that all resident pages have the requested type in mappings that were read. Returns their
+    /// bytes by page size.
+    ///
+    /// # Errors
+    /// A page has another type, or as for [`Self::resident_pages`].
+    pub fn checked_resident_pages_in(&self, smaps: &Smaps) -> Result<ResidentPages, MemoryError> {
+        let residency = self.residency(smaps)?;
         self.plan().check_residency(&residency)?;
         Ok(self.sum_by_page_size(&residency))
     }
@@ -373,7 +386,7 @@ impl GuestRam {
 /// Guest memory, as regions and as a `vm-memory` map.
 #[derive(Debug, Clone)]
 pub struct GuestMemory {
-    map: GuestMemoryMmap,
+    map: GuestMap,
     /// Owners of the mappings that `map` refers to.
     rams: Vec<Arc<GuestRam>>,
 }
@@ -381,8 +394,8 @@ pub struct GuestMemory {
 impl GuestMemory {
     /// Combines regions into one map.
     pub fn new(rams: Vec<Arc<GuestRam>>) -> Result<Self, MemoryError> {
-        let regions = rams.iter().map(|ram| mmap_region(ram)).collect::<Result<_, _>>()?;
-        let map = GuestMemoryMmap::from_regions(regions).map_err(|error| invalid_memory(&error))?;
+        let regions = rams.iter().map(mmap_region).collect::<Result<_, _>>()?;
+        let map = GuestMap::from_regions(regions).map_err(|error| invalid_memory(&error))?;
         Ok(Self { map, rams })
     }
 
@@ -421,20 +434,41 @@ impl GuestMemory {
     }
 
     /// Returns the `vm-memory` map.
-    pub const fn map(&self) -> &GuestMemoryMmap {
+    pub const fn map(&self) -> &GuestMap {
         &self.map
     }
 }
 
-/// Returns a region that refers to the mapping of `ram` without owning it.
-fn mmap_region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
+/// Map of guest memory for `vm-memory`. Its regions, and clones of them, own their memory.
+pub type GuestMap = GuestMemoryMmap<KeepMapped>;
+
+/// Owner of a region's memory in the place of a bitmap. Writes of devices are logged by
+/// [`GuestMemory::mark_device_write`].
+#[derive(Debug, Clone)]
+pub struct KeepMapped(#[expect(dead_code, reason = "it is dropped with the region")] Arc<GuestRam>);
+
+impl WithBitmapSlice<'_> for KeepMapped {
+    type S = ();
+}
+
+impl Bitmap for KeepMapped {
+    fn mark_dirty(&self, _: usize, _: usize) {}
+
+    fn dirty_at(&self, _: usize) -> bool {
+        false
+    }
+
+    fn slice_at(&self, _: usize) {}
+}
+
+/// Returns a region that refers to the mapping of `ram`.
+fn mmap_region(ram: &Arc<GuestRam>) -> Result<GuestRegionMmap<KeepMapped>, MemoryError> {
     let mapping = &ram.mapping;
-    let builder = MmapRegionBuilder::new(mapping.len())
+    let builder = MmapRegionBuilder::new_with_bitmap(mapping.len(), KeepMapped(Arc::clone(ram)))
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(ram.plan().map_flags())
         .with_hugetlbfs(ram.plan().is_hugetlb());
-    // SAFETY: pointer and length are those of a mapping with this protection; [`GuestMemory`] keeps
-    // the mapping as long as the region.
+    // SAFETY: pointer and length are those of a mapping with this protection, which the region owns.
     let builder = unsafe { builder.with_raw_mmap_pointer(mapping.as_ptr()) };
     let region = builder.build().map_err(|error| invalid_memory(&error))?;
     GuestRegionMmap::new(region, ram.start())

@@ -31,7 +31,7 @@ mod residency;
 mod threads;
 pub mod user_faults;
 
-pub use guest_ram::{GuestMemory, GuestRam, RamOptions, has_node};
+pub use guest_ram::{GuestMap, GuestMemory, GuestRam, RamOptions, has_node};
 pub use host_pages::{HostPages, HugetlbPool};
 pub use page_set::PageSet;
 pub use pagemap::PageMap;

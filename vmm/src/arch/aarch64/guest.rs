@@ -6,7 +6,7 @@ use std::{fs::File, io::Cursor, sync::Arc};
 use granule_types::units::GuestAddress;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use linux_loader::loader::{KernelLoader as _, load_dtb, pe::PE};
-use vm_memory::{Bytes as _, GuestMemoryMmap};
+use vm_memory::{Bytes as _, GuestMemoryMmap, bitmap::Bitmap};
 
 use super::{
     boot::{self, fdt::Fdt},
@@ -20,7 +20,12 @@ pub use super::{
     save::{counter, set_counter},
     vm::enable_eager_split,
 };
-use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam, random::random_bytes};
+use crate::{
+    arch::VmDescription,
+    kvm::KvmError,
+    memory::{GuestMap, GuestRam},
+    random::random_bytes,
+};
 
 /// vCPUs of a guest and their interrupt controller.
 #[derive(Debug)]
@@ -86,7 +91,7 @@ pub fn create_vcpus(
 }
 
 fn load_kernel(
-    memory: &GuestMemoryMmap,
+    memory: &GuestMemoryMmap<impl Bitmap + 'static>,
     (image, mut file): (&Image, &File),
     layout: &BootLayout,
 ) -> Result<(), BootError> {
@@ -104,7 +109,7 @@ fn load_kernel(
 /// Loads the kernel of an image and its file, writes the device tree, and sets the registers of the boot
 /// vCPU.
 pub fn write_boot_data(
-    memory: &GuestMemoryMmap,
+    memory: &GuestMap,
     kernel: (&Image, &File),
     vm: &VmDescription,
     vcpus: &GuestVcpus,
@@ -217,7 +222,7 @@ mod tests {
     #[test]
     fn load_kernel_copies_the_image_to_its_load_address() {
         let start = GuestAddress(0x4000_0000);
-        let memory = GuestMemoryMmap::from_ranges(&[(start, 4 << 20)]).unwrap();
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(start, 4 << 20)]).unwrap();
         let mut file = vec![0; 4096];
         file[8..16].copy_from_slice(&0x1000_u64.to_le_bytes());
         file[16..24].copy_from_slice(&4096_u64.to_le_bytes());

@@ -8,12 +8,11 @@ use std::{fs::File, sync::Arc};
 
 use granule_types::units::Bytes;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vm_memory::GuestMemoryMmap;
 
 use crate::{
     arch::{VmDescription, aarch64::state::MachineState},
     kvm::KvmError,
-    memory::GuestRam,
+    memory::{GuestMap, GuestRam},
 };
 
 pub use crate::arch::aarch64::boot::{BootError, BootLayout, image::Image, parse_command_line};
@@ -67,7 +66,7 @@ pub fn create_vcpus(
 }
 
 pub fn write_boot_data(
-    _memory: &GuestMemoryMmap,
+    _memory: &GuestMap,
     _kernel: (&Image, &File),
     _vm: &VmDescription,
     _vcpus: &GuestVcpus,

@@ -27,6 +27,7 @@ use vhost::{
 use virtio_queue::QueueT as _;
 use vm_memory::{
     Address as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _,
+    bitmap::Bitmap,
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -34,6 +35,7 @@ use super::{
     super::{BackendError, DeviceError, Interrupt, Queue, feature_bit},
     RECEIVE_QUEUE,
 };
+use crate::memory::GuestMap;
 
 /// `SOCK_SEQPACKET` support (section 5.10.3), which the bindings lack.
 const VIRTIO_VSOCK_F_SEQPACKET: u32 = 1;
@@ -77,7 +79,7 @@ pub struct VsockBackend {
 
 /// Device type of the `vhost` crate. The crate binds a device to memory on open, when guest memory
 /// does not exist yet. [`BoundBackend`] therefore replaces the device's empty memory.
-type KernelDevice = VhostDevice<Arc<GuestMemoryMmap>>;
+type KernelDevice = VhostDevice<Arc<GuestMap>>;
 
 impl fmt::Debug for VsockBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -209,7 +211,7 @@ impl Drop for ActiveBackend {
 /// Device with the guest memory through which the `vhost` crate translates addresses.
 struct BoundBackend<'a> {
     device: &'a KernelDevice,
-    memory: &'a GuestMemoryMmap,
+    memory: &'a GuestMap,
 }
 
 impl AsRawFd for BoundBackend<'_> {
@@ -219,7 +221,7 @@ impl AsRawFd for BoundBackend<'_> {
 }
 
 impl<'a> VhostKernBackend for BoundBackend<'a> {
-    type AS = &'a GuestMemoryMmap;
+    type AS = &'a GuestMap;
 
     fn mem(&self) -> &Self::AS {
         &self.memory
@@ -233,7 +235,10 @@ impl<'a> VhostKernBackend for BoundBackend<'a> {
 
 /// Returns whether each part of the queue lies within one memory region, so that the kernel can
 /// access it through an address of this process. [`Queue::new`] has validated everything else.
-pub(super) fn is_within_one_region(memory: &GuestMemoryMmap, config: &VringConfigData) -> bool {
+pub(super) fn is_within_one_region(
+    memory: &GuestMemoryMmap<impl Bitmap + 'static>,
+    config: &VringConfigData,
+) -> bool {
     let size = usize::from(config.queue_size);
     // Section 2.7: entries, and in the rings flags, index and the event index.
     [
@@ -259,7 +264,7 @@ fn vring_config(queue: &Queue) -> VringConfigData {
 }
 
 /// Returns the location of each memory region in this process.
-fn memory_table(memory: &GuestMemoryMmap) -> Vec<VhostUserMemoryRegionInfo> {
+fn memory_table(memory: &GuestMap) -> Vec<VhostUserMemoryRegionInfo> {
     memory
         .iter()
         .map(|region| VhostUserMemoryRegionInfo {
