@@ -18,10 +18,10 @@ use std::{
 };
 
 use granule_types::units::{Bytes, GuestAddress};
-use vm_memory::{Bytes as _, GuestMemoryBackend as _, GuestMemoryMmap};
+use vm_memory::{Bytes as _, GuestMemoryBackend as _};
 
 use super::DeviceError;
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMap, GuestMemory};
 
 /// Maximum number of buffers in a chain and in one system call (`IOV_MAX`).
 const MAX_BUFFERS: usize = 1024;
@@ -49,7 +49,7 @@ pub struct DescriptorChain {
 
 impl DescriptorChain {
     pub fn parse(
-        chain: virtio_queue::DescriptorChain<&GuestMemoryMmap>,
+        chain: virtio_queue::DescriptorChain<&GuestMap>,
         memory: &Arc<GuestMemory>,
     ) -> Result<Self, DeviceError> {
         let mut parsed = Self {
@@ -183,8 +183,15 @@ impl DescriptorChain {
     }
 
     /// Writes all device-readable buffers to `target` as one packet.
+    ///
+    /// # Errors
+    /// The call fails, or the packet has too many parts for one call.
     pub fn write_packet(&self, target: &impl AsFd) -> io::Result<usize> {
         let (iovecs, count) = self.iovecs(Direction::Readable, 0, usize::MAX)?;
+        let size: usize = iovecs.iter().map(|part| part.iov_len).sum();
+        if size < self.length(Direction::Readable) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let fd = target.as_fd().as_raw_fd();
         // SAFETY: as in `transfer`; the call only reads the memory.
         call_result(unsafe { libc::writev(fd, iovecs.as_ptr(), count) })
@@ -215,4 +222,32 @@ impl DescriptorChain {
 
 fn call_result(count: isize) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::devices::virtio::testing::{MEMORY_START, guest_memory};
+
+    #[test]
+    fn a_packet_of_too_many_parts_is_not_sent_in_part() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tap");
+        let tap = fs::File::create(&path).unwrap();
+        let chain = |count| DescriptorChain {
+            memory: guest_memory(),
+            head_index: 0,
+            // Each buffer has one part, and two if it spans two zones.
+            buffers: vec![(GuestAddress(MEMORY_START), 1); count],
+            readable_count: count,
+        };
+
+        let refused = chain(MAX_BUFFERS + 1).write_packet(&tap).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(tap.metadata().unwrap().len(), 0);
+
+        assert_eq!(chain(MAX_BUFFERS).write_packet(&tap).unwrap(), MAX_BUFFERS);
+    }
 }

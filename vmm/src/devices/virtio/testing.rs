@@ -62,6 +62,15 @@ impl Buffer {
     }
 }
 
+/// Returns zeroed guest memory.
+pub fn guest_memory() -> Arc<GuestMemory> {
+    let host = HostPages::of_this_host().unwrap();
+    let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
+    let (start, size) = (GuestAddress(MEMORY_START), Bytes(MEMORY_SIZE));
+    let ram = GuestRam::new(plan, &host, start, size, RamOptions::default()).unwrap();
+    Arc::new(GuestMemory::new(vec![ram]).unwrap())
+}
+
 /// Returns a queue whose descriptor table is at `start`.
 pub fn queue_at(start: u64, size: u16) -> QueueState {
     let (avail_ring, used_ring) = (start + 0x1000, start + 0x2000);
@@ -81,12 +90,7 @@ pub struct Driver {
 impl Driver {
     /// Returns a driver of a device in its reset state.
     pub fn new(device: Box<dyn VirtioDevice>) -> Self {
-        let host = HostPages::of_this_host().unwrap();
-        let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
-        let options = RamOptions::default();
-        let (start, size) = (GuestAddress(MEMORY_START), Bytes(MEMORY_SIZE));
-        let ram = GuestRam::new(plan, &host, start, size, options).unwrap();
-        let memory = Arc::new(GuestMemory::new(vec![ram]).unwrap());
+        let memory = guest_memory();
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let line = irq.try_clone().unwrap();
         let transport = Transport::new("test", device, Arc::clone(&memory), line).unwrap();
