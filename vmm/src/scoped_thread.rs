@@ -9,6 +9,7 @@ use std::{
     thread,
 };
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 /// The owner of a scoped thread.
@@ -45,4 +46,26 @@ impl Drop for ScopedThread {
 pub fn borrow_event(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the result borrows the event, which keeps the file descriptor open.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+/// Returns whether a thread is to stop. Unlike a read of the event, this can be asked again.
+pub fn is_stop_requested(stop: &EventFd) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(borrow_event(stop), PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::io::retry_on_intr(|| poll(&mut fds, Some(&now))).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_can_be_asked_for_again() {
+        let stop = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        assert!(!is_stop_requested(&stop));
+
+        stop.write(1).unwrap();
+
+        assert_eq!([(); 2].map(|()| is_stop_requested(&stop)), [true; 2]);
+    }
 }

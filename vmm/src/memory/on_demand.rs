@@ -37,7 +37,7 @@ use super::{
     user_faults::UserFaults,
 };
 use crate::{
-    scoped_thread::{ScopedThread, borrow_event},
+    scoped_thread::{ScopedThread, borrow_event, is_stop_requested},
     stalls::StallHistogram,
 };
 
@@ -118,7 +118,8 @@ impl OnDemand {
         let in_filler = Arc::clone(&source);
         let filler = fills_all.then(|| {
             ScopedThread::start("memory-filler", move |stop| {
-                let Some(result) = in_filler.fill_all(|| stop.read().is_ok()).transpose() else {
+                let is_stopped = || is_stop_requested(stop);
+                let Some(result) = in_filler.fill_all(is_stopped).transpose() else {
                     return;
                 };
                 if let Err(error) = &result {

@@ -21,7 +21,7 @@ use crate::{
     arch::guest::GuestVcpus,
     kvm::pre_fault::{Stage2Populator, chunks_of},
     memory::{GuestMemory, GuestRam},
-    scoped_thread::ScopedThread,
+    scoped_thread::{ScopedThread, is_stop_requested},
 };
 
 /// Populates stage 2, or starts the thread that does.
@@ -49,7 +49,7 @@ pub fn start(
         (Stage2Prefault::Background, populator) => {
             let memory = memory.clone();
             let thread = ScopedThread::start("prefault", move |stop| {
-                let is_stopped = || stop.read().is_ok();
+                let is_stopped = || is_stop_requested(stop);
                 populate_in_use(memory.regions(), populator.as_ref(), is_stopped);
             });
             thread.map(Some).map_err(failed("the thread of --prefault cannot be started"))
