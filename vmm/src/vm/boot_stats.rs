@@ -95,6 +95,12 @@ impl BootStats {
         });
         (self.phase, self.phase_start, self.last_snapshot) = (next, at, Some(snapshot));
     }
+
+    /// Starts phase `next` without a record of the current one, whose counts are then part of the next
+    /// record.
+    pub fn skip_phase(&mut self, next: &'static str, at: Duration) {
+        (self.phase, self.phase_start) = (next, at);
+    }
 }
 
 /// Record of a boot in the file.
@@ -215,6 +221,22 @@ mod tests {
             ("boot", 295_000_000, 700, 1 << 20),
             ("first-minute", 100_000_000, 200, 2 << 20),
         ]));
+    }
+
+    #[test]
+    fn a_skipped_phase_has_its_counts_in_the_next_record() {
+        let mut boot = BootStats::default();
+        let at = Duration::from_millis;
+
+        boot.end_phase("boot", at(5), snapshot(100, 0));
+        boot.skip_phase("first-minute", at(300));
+        boot.end_phase("run", at(400), snapshot(900, 0));
+
+        let phases = boot.phases.iter().map(|phase| {
+            let faults = phase.statistics.faults["translation.level3"];
+            (phase.name, phase.ns, faults)
+        });
+        assert!(phases.eq([("start", 5_000_000, 100), ("first-minute", 100_000_000, 800)]));
     }
 
     fn write_boots(path: &Path, boots: u32) {
