@@ -146,7 +146,8 @@ impl PendingFault {
             let stall = Duration::from_nanos(nanoseconds);
             histograms.entry(name).or_default().record(stall);
         };
-        record(self.name, end - self.start);
+        // Clocks of CPUs differ, and the host may order samples of two of them wrongly.
+        record(self.name, end.saturating_sub(self.start));
         if self.waited > 0 {
             record(LOCK_WAIT, self.waited);
         }
@@ -216,7 +217,7 @@ impl Stalls {
                     {
                         fault.locks.swap_remove(index);
                         if fault.locks.is_empty() {
-                            fault.waited += sample.nanoseconds - fault.wait_start;
+                            fault.waited += sample.nanoseconds.saturating_sub(fault.wait_start);
                         }
                     }
                 }
