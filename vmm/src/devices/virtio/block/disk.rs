@@ -8,6 +8,7 @@ use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _},
     mem,
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -54,7 +55,10 @@ impl Disk {
             };
             open_error(path, "opened", advice, source)
         };
-        let file = OpenOptions::new().read(true).write(!is_read_only).open(path).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(!is_read_only);
+        // A pipe, which a snapshot may name, is refused below instead of waited for.
+        let file = options.custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
         let locked = match is_read_only {
             true => file.try_lock_shared(),
             false => file.try_lock(),

@@ -2,6 +2,7 @@
 use std::{fs, os::unix::fs::MetadataExt as _};
 
 use proptest::prelude::*;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tempfile::TempDir;
 
 use super::*;
@@ -215,8 +216,13 @@ fn files_that_are_not_disks_are_refused() {
 
     let missing = Disk::open(&folder.path().join("missing"), false).unwrap_err();
     let directory = Disk::open(folder.path(), true).unwrap_err();
+    let pipe = folder.path().join("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
+    let pipe = Disk::open(&pipe, true).unwrap_err();
 
-    assert!(missing.to_string().contains("cannot be opened"), "{missing}");
+    for error in [missing, pipe] {
+        assert!(error.to_string().contains("cannot be opened"), "{error}");
+    }
     for error in [directory, Disk::open(&empty, false).unwrap_err()] {
         assert!(error.to_string().contains("less than 512 bytes"), "{error}");
     }
