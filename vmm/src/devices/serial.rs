@@ -145,6 +145,10 @@ impl MmioDevice for Serial {
         if let Err(error) = self.port.write(offset, *byte) {
             log::debug!("serial port: {error}");
         }
+        if offset == MODEM_CONTROL && *byte & LOOPBACK == 0 {
+            // Input was refused in loopback mode, also by an empty FIFO, which no read drains.
+            self.port.events().in_buffer_empty();
+        }
         true
     }
 
@@ -236,6 +240,19 @@ mod tests {
         assert!(serial.write(DATA.into(), b"!"));
 
         assert!(serial.unread_input().is_empty());
+    }
+
+    #[test]
+    fn input_that_loopback_refused_is_asked_for_again() {
+        let mut serial = Serial::new(event(), Box::new(io::sink())).unwrap();
+        assert!(serial.write(MODEM_CONTROL.into(), &[LOOPBACK]));
+        assert_eq!(serial.receive(b"typed"), 0);
+        assert!(serial.drain_event().read().is_err(), "loopback goes on");
+
+        assert!(serial.write(MODEM_CONTROL.into(), &[0]));
+
+        assert!(serial.drain_event().read().is_ok());
+        assert_eq!(serial.receive(b"typed"), 5);
     }
 
     #[test]
