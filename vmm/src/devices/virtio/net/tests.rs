@@ -203,6 +203,20 @@ fn a_closed_descriptor_takes_the_link_down_until_a_restore() {
 }
 
 #[test]
+fn a_link_that_was_down_is_up_after_a_restore_without_a_driver() {
+    let (tap, host) = UnixStream::pair().unwrap();
+    tap.set_nonblocking(true).unwrap();
+
+    let mut driver = check_link_loss(Tap::from_fd(tap.into(), "a stream"), || drop(host));
+    driver.write_register(0x70, 0);
+    let state = driver.transport.suspend().unwrap().unwrap();
+    let (device, _host) = net_device();
+    driver.replace_device(device, &state).unwrap();
+
+    assert_eq!(driver.read_register(0x104) >> 16, 1);
+}
+
+#[test]
 fn a_deleted_tap_takes_the_link_down() {
     let name = format!("granule{}", std::process::id());
     let tap = match Tap::open(&name) {

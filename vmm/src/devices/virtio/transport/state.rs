@@ -10,7 +10,7 @@ use std::mem;
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_VSOCK};
 
-use super::{Activity, DRIVER, DRIVER_OK, Queue, QueueState, Registers, Transport};
+use super::{Activity, DRIVER_OK, Queue, QueueState, Registers, Transport};
 use crate::devices::{DeviceState, RestoreError};
 
 /// Registers and queues of a virtio device, with its configuration space.
@@ -98,9 +98,7 @@ impl Transport {
             queue_sel: state.queue_sel,
         };
         self.interrupt.restore(state.interrupt_status, state.needs_reset);
-        if let Activity::Inactive(context) = &mut self.device
-            && state.status & DRIVER != 0
-        {
+        if let Activity::Inactive(context) = &mut self.device {
             context.device.restored();
         }
         if state.status & DRIVER_OK != 0
@@ -118,13 +116,12 @@ impl Transport {
             other => return self.device = other,
         };
         // A device that has failed waits for its reset.
-        if self.interrupt.needs_reset() {
-            return;
-        }
-        self.activate();
-        for event in &self.queue_events {
-            // The write fails only if the counter is full, with a notification pending.
-            let _ = event.write(1);
+        if !self.interrupt.needs_reset() {
+            self.activate();
+            for event in &self.queue_events {
+                // The write fails only if the counter is full, with a notification pending.
+                let _ = event.write(1);
+            }
         }
         self.interrupt.raise_again();
     }

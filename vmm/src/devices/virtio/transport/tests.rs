@@ -213,8 +213,10 @@ fn a_device_that_failed_stays_so_until_its_reset() {
 
     let state = driver.transport.suspend().unwrap().unwrap();
     driver.replace_device(Box::new(Rng), &state).unwrap();
+    let _ = driver.irq.read();
     driver.transport.resume();
 
+    assert!(driver.irq.read().is_ok(), "the interrupt is raised again");
     driver.wait_needs_reset();
     driver.activate(0);
     check_device(&mut driver);
