@@ -26,7 +26,7 @@ use crate::{
         KvmError,
         stage2_tables::{Stage2Leaves, leaf_size},
     },
-    memory::on_demand::OnDemand,
+    memory::{Smaps, on_demand::OnDemand},
 };
 
 /// Executes the requests of a running VM on the main thread and records its phases.
@@ -85,6 +85,8 @@ impl<'a> VmController<'a> {
             Err(error) => {
                 let (phase, error) = (self.boot_stats.phase, error_text(&error));
                 log::warn!("phase '{phase}' is not recorded: {error}");
+                // A phase that goes on would be ended again at once.
+                self.boot_stats.skip_phase(next, at);
             }
         }
     }
@@ -169,6 +171,7 @@ impl<'a> VmController<'a> {
 
     fn memory(&self) -> Response {
         let mapped = self.mapped_bytes();
+        let smaps = Smaps::read();
         let zones: Vec<Value> = self
             .vm
             .memory
@@ -182,14 +185,21 @@ impl<'a> VmController<'a> {
                     "backing": ram.plan().backing(),
                     "page": ram.plan().page_size(),
                 });
-                match ram.resident_pages() {
-                    Ok(obtained) => zone["resident"] = json!(obtained.resident_bytes),
-                    Err(error) => zone["error"] = json!(error_text(&error)),
-                }
                 if let Some(mapped) = mapped.get(index) {
                     zone["mapped"] = json!(mapped);
                 }
-                if let Err(error) = ram.checked_resident_pages() {
+                let smaps = match &smaps {
+                    Ok(smaps) => smaps,
+                    Err(error) => {
+                        zone["error"] = json!(error_text(error));
+                        return zone;
+                    }
+                };
+                match ram.resident_pages_in(smaps) {
+                    Ok(obtained) => zone["resident"] = json!(obtained.resident_bytes),
+                    Err(error) => zone["error"] = json!(error_text(&error)),
+                }
+                if let Err(error) = ram.checked_resident_pages_in(smaps) {
                     zone["unexpected_pages"] = json!(error_text(&error));
                 }
                 zone

@@ -39,7 +39,7 @@ use super::{
 use crate::{
     arch::guest,
     devices::{BootTimer, console_input::InputConsole, console_output::ConsoleOutput},
-    memory::{GuestMemory, on_demand::OnDemand},
+    memory::{GuestMemory, MemoryError, Smaps, on_demand::OnDemand},
     scoped_thread::ScopedThread,
 };
 
@@ -422,10 +422,13 @@ impl RunContext<'_> {
         if self.collects_statistics {
             controller.end_phase("end", start_time.elapsed());
         }
-        for ram in controller.vm.memory.regions() {
-            if let Err(error) = ram.checked_resident_pages() {
-                log::warn!("guest memory: {}", error_text(&error));
-            }
+        let check = || {
+            let smaps = Smaps::read()?;
+            let mut regions = controller.vm.memory.regions().iter();
+            regions.try_for_each(|ram| ram.checked_resident_pages_in(&smaps).map(drop))
+        };
+        if let Err::<_, MemoryError>(error) = check() {
+            log::warn!("guest memory: {}", error_text(&error));
         }
         let Some(file) = stats_file else {
             return Ok(());
