@@ -115,11 +115,7 @@ pub fn run(args: Args) -> CommandResult {
     left_out.append(&mut result.left_out);
     let ranking = rank(&result.measurements, pages.base_page_size);
     let text = args.report(&ranking, &result, start.elapsed(), &left_out);
-    if args.json.as_deref() == Some(Path::new("-")) {
-        io::stderr().write_all(text.as_bytes())?;
-    } else {
-        write_stdout(&text)?;
-    }
+    // The results are kept if the reader of the text has gone.
     if let Some(path) = &args.json {
         let mut writer = RecordWriter::create(path, result.records.len() as u64)?;
         let programs = own_digest::programs();
@@ -127,6 +123,11 @@ pub fn run(args: Args) -> CommandResult {
             record.programs.clone_from(&programs);
             writer.write(record)?;
         }
+    }
+    if args.json.as_deref() == Some(Path::new("-")) {
+        io::stderr().write_all(text.as_bytes())?;
+    } else {
+        write_stdout(&text)?;
     }
     Ok(CommandOutcome::Done)
 }
