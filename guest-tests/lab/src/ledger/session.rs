@@ -79,6 +79,14 @@ pub struct Session<'a> {
     run_directory: Option<(RunDirectory, Option<File>)>,
 }
 
+/// Returns the start of the digest of the programs that run in the host. A program that cannot be read,
+/// as in a dry run, is empty.
+fn digest_of_programs(executor: &Executor) -> String {
+    let programs = [&executor.init, &executor.plugin];
+    let bytes = programs.map(|program| fs::read(program).unwrap_or_default()).concat();
+    sha256(&bytes)[..16].to_owned()
+}
+
 impl<'a> Session<'a> {
     pub fn new(options: &'a LedgerOptions) -> Result<Self, LabError> {
         let common = options.serial.common(None);
@@ -96,17 +104,14 @@ impl<'a> Session<'a> {
         let executor = Executor::new(shell, (&common, None), &paths)?;
         let progress = Progress::new(options.serial.output.dry_run);
         environment_remark().iter().for_each(|remark| progress.print_note(remark));
-        let mut programs = Vec::new();
-        for program in [&paths.init, &paths.plugin] {
-            programs.extend(fs::read(program).unwrap_or_default());
-        }
+        let program = digest_of_programs(&executor);
         Ok(Self {
             options,
             shell,
             progress,
             executor,
             jobs: matrix::jobs(&common)?,
-            program: sha256(&programs)[..16].to_owned(),
+            program,
             run_directory: None,
             paths,
         })
@@ -216,6 +221,10 @@ impl<'a> Session<'a> {
             None => {
                 let open = open_run_directory(self.shell, &self.paths.out)?;
                 self.executor.copy_programs(self.shell, &open.0)?;
+                if !self.shell.is_dry_run() && digest_of_programs(&self.executor) != self.program {
+                    let text = "the lab's programs were built again meanwhile: run this again";
+                    return Err(LabError::Unusable(text.to_owned()));
+                }
                 open
             }
         };
