@@ -8,11 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::LabError,
-    jobs::{JobQueue, matrix::PlannedJob, run_directory::FailedJob},
-    kernel::{
-        Kernel, build::KernelBuilder, lock_cache, planned::mark_in_use, recipe::Recipe,
-        sources::Source,
-    },
+    jobs::{JobQueue, matrix::PlannedJob, run_directory::FailedJob, used_entries::mark_in_use},
+    kernel::{Kernel, build::KernelBuilder, lock_cache, recipe::Recipe, sources::Source},
     options::{
         BuildOptions, CommonOptions, ExecutionOptions, HostOptions, KernelOptions, Locations,
         OutputOptions, Paths, SourceOptions,
@@ -89,7 +86,7 @@ pub fn measure(
     let kernels = std::slice::from_ref(kernel);
     let _in_use = match queue.shell.is_dry_run() {
         true => Vec::new(),
-        false => mark_in_use(kernels, cache)?,
+        false => mark_in_use(kernels, jobs, cache)?,
     };
     queue.run_directory.add_kernels(queue.shell, kernels)?;
     let results = queue.run(kernels, jobs).pop().unwrap_or_default();

@@ -9,7 +9,9 @@ use std::path::Path;
 use crate::{
     error::LabError,
     interrupt,
-    jobs::{JobQueue, execute::Executor, matrix, run_directory::RunDirectory},
+    jobs::{
+        JobQueue, execute::Executor, matrix, run_directory::RunDirectory, used_entries::mark_in_use,
+    },
     kernel::{Preparation, planned, revisions::pinned as pinned_revisions},
     options::{CommonOptions, ExecutionOptions, ExecutorKind, Options, Paths, RunPath},
     plan::Plan,
@@ -98,6 +100,8 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
             run_locally(&plan, &run_directory, &executor, preparation, &progress)?
         }
         ExecutorKind::Slurm => {
+            // The jobs mark their kernels themselves.
+            let _in_use = mark_in_use(&[], &plan.jobs(), preparation.cache())?;
             drop(preparation);
             slurm::run(&plan, &run_directory, &executor, &progress)?
         }
@@ -156,10 +160,10 @@ fn run_locally(
 ) -> Result<RunStatus, LabError> {
     let shell = Shell::new(false);
     let kernels = preparation.build_all(progress)?;
-    let _in_use = planned::mark_in_use(&kernels, preparation.cache())?;
+    let jobs = plan.jobs();
+    let _in_use = mark_in_use(&kernels, &jobs, preparation.cache())?;
     drop(preparation);
     run_directory.add_kernels(shell, &kernels)?;
-    let jobs = plan.jobs();
     let queue = JobQueue {
         executor,
         shell,

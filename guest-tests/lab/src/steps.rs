@@ -2,7 +2,7 @@
 //! `granule lab step`: executes one step of a plan. Executors run these commands, on any machine that
 //! sees the same files.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, slice};
 
 use crate::{
     error::{LabError, with_causes},
@@ -11,8 +11,9 @@ use crate::{
         outcome::JobError,
         outcome_file::{Failure, OutcomeFile},
         run_directory::RunDirectory,
+        used_entries::mark_in_use,
     },
-    kernel::{Preparation, planned},
+    kernel::Preparation,
     options::Paths,
     plan::{JobIndex, Plan},
     progress::Progress,
@@ -105,8 +106,9 @@ fn job(plan: &Plan, index: usize) -> Result<(), LabError> {
     check_index(index, indices.len())?;
     let at = indices[index];
     let (kernel, job) = (plan.kernels[at.kernel].open()?, &jobs[at.job]);
-    let _in_use = planned::mark_in_use(
-        std::slice::from_ref(&kernel),
+    let _in_use = mark_in_use(
+        slice::from_ref(&kernel),
+        slice::from_ref(job),
         &Paths::new(&plan.options.common)?.cache,
     )?;
     let executor = plan.job_executor()?;

@@ -35,6 +35,7 @@ use crate::{
         execute::Executor,
         matrix::{self, PlannedJob},
         run_directory::RunDirectory,
+        used_entries::mark_in_use,
     },
     kernel::{
         Kernel, lock_cache,
@@ -129,12 +130,12 @@ fn load(jobs: &[PlannedJob]) -> String {
 }
 
 /// Returns the jobs of each kernel, by default one. A page-table test of a kernel tree is that of
-/// Debian's Linux 6.1, the same for all commits.
+/// Debian's Linux 6.1, the same for all commits, and is in use in the cache until the files are dropped.
 fn plan_jobs(
     (shell, paths, progress): (Shell, &Paths, &Progress),
     options: &BisectOptions,
     common: CommonOptions,
-) -> Result<Vec<PlannedJob>, LabError> {
+) -> Result<(Vec<PlannedJob>, Vec<File>), LabError> {
     let mut matrix = options.matrix.clone();
     let page_size = options.serial.build.page_size()?;
     let block = Backing::AnonymousHugetlb(Some(page_size.huge_page()));
@@ -143,7 +144,12 @@ fn plan_jobs(
     run.workload.check(page_size)?;
     let _lock = lock_cache(shell, &paths.cache)?;
     let tests = test_programs(shell, &run, &paths.cache, None, progress)?;
-    Ok(matrix::jobs(&run, page_size, &tests))
+    let jobs = matrix::jobs(&run, page_size, &tests);
+    let in_use = match shell.is_dry_run() {
+        true => Vec::new(),
+        false => mark_in_use(&[], &jobs, &paths.cache)?,
+    };
+    Ok((jobs, in_use))
 }
 
 struct Bisection<'a> {
@@ -154,6 +160,8 @@ struct Bisection<'a> {
     progress: Progress,
     executor: Executor,
     jobs: Vec<PlannedJob>,
+    /// Marks of the jobs' files in the cache.
+    _in_use: Vec<File>,
     run_directory: RunDirectory,
     /// Lock of the run directory; absent in a dry run.
     _lock: Option<File>,
@@ -174,7 +182,7 @@ impl<'a> Bisection<'a> {
         let paths = options.paths()?;
         let mut executor = Executor::new(shell, (&common, None), &paths)?;
         let progress = Progress::new(shell.is_dry_run());
-        let jobs = plan_jobs((shell, &paths, &progress), options, common)?;
+        let (jobs, in_use) = plan_jobs((shell, &paths, &progress), options, common)?;
         let compiler = Toolchain::new(shell, &options.serial.build.variables)?.version;
         let files = options.input_hashes()?;
         let inputs = format!("{compiler} {} {files:?}", executor.emulator_version);
@@ -209,6 +217,7 @@ impl<'a> Bisection<'a> {
             progress,
             executor,
             jobs,
+            _in_use: in_use,
             run_directory,
             source,
             _lock: lock,
@@ -427,7 +436,7 @@ mod tests {
         let paths = Paths::new(&common).unwrap();
         let context = (Shell::new(true), &paths, &Progress::new(true));
 
-        let jobs = plan_jobs(context, &options, common).unwrap();
+        let (jobs, _) = plan_jobs(context, &options, common).unwrap();
 
         assert_eq!(jobs[0].work, Work::KernelTest(test));
         assert_eq!((jobs.len(), jobs[0].job.argv[0].as_str()), (1, KERNEL_TEST_PATH));

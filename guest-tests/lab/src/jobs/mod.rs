@@ -14,6 +14,7 @@ pub mod outcome_file;
 pub mod planned_job;
 pub mod program_run;
 pub mod run_directory;
+pub mod used_entries;
 pub mod work;
 pub mod zap;
 

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A kernel of a plan: a kernel to build, identified by its inputs, or an image.
 
-use std::{
-    fs::File,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
 use granule_types::record::Series;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    command::CommandError,
     error::LabError,
-    in_use,
     kernel::{build::Build, image::Kernel},
     shell::sha256,
     values::PageSize,
@@ -121,12 +116,4 @@ pub fn common_page_size(kernels: &[PlannedKernel]) -> Result<PageSize, LabError>
             other_size.base()
         ))),
     }
-}
-
-/// Marks kernels of the cache as in use until the files are dropped. Other images have no mark.
-pub fn mark_in_use(kernels: &[Kernel], cache: &Path) -> Result<Vec<File>, CommandError> {
-    let entry = |kernel: &Kernel| kernel.image.parent().map(Path::to_owned);
-    let entries = kernels.iter().filter_map(entry).filter(|entry| entry.starts_with(cache));
-    let failed = |entry: &Path, error| CommandError::file("mark as used", entry, error);
-    entries.map(|entry| in_use::mark(&entry).map_err(|error| failed(&entry, error))).collect()
 }
