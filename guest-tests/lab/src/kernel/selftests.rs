@@ -8,7 +8,7 @@
 //! `--tests-of` names; an image has no tree, so its tests are those of Linux 6.1.
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -21,7 +21,7 @@ use crate::{
     kernel::{
         git::{Repository, TreeId},
         sources::Source,
-        toolchain::{Toolchain, parallel_jobs},
+        toolchain::{Toolchain, is_of_sources, parallel_jobs},
     },
     shell::{Shell, partial_path, read, sha256},
     values::{LinuxVersion, MakeVariable},
@@ -34,10 +34,6 @@ pub const PAGE_TABLE_TEST_VERSION: LinuxVersion = LinuxVersion { major: 6, minor
 
 /// Log of the build in a suite's directory.
 const BUILD_LOG: &str = "build.log";
-
-/// Messages of a compiler or of `make` that does not fail because of the source of a test.
-const FAILURES_OF_MACHINE: [&str; 4] =
-    ["Killed", "Terminated", "No space left on device", "Cannot allocate memory"];
 
 /// Directory of the tests in a kernel tree.
 const SOURCE: &str = "tools/testing/selftests/kvm";
@@ -88,12 +84,11 @@ pub struct SelftestSuite {
     list: TestList,
     /// Indicates that `list` is the tree's.
     is_built: bool,
-    /// Prevents the removal of the suite from the cache; absent in a dry run.
-    _in_use: Option<File>,
 }
 
 impl SelftestSuite {
-    /// Builds the tests of a tree, unless they are in the cache.
+    /// Builds the tests of a tree, unless they are in the cache, whose lock the caller holds until the jobs
+    /// that run them are marked as users.
     pub fn build(
         shell: Shell,
         cache: &Path,
@@ -108,7 +103,8 @@ impl SelftestSuite {
         if let Ok(text) = fs::read_to_string(directory.join(LIST_FILE))
             && let Ok(list) = serde_json::from_str(&text)
         {
-            return Self::built(shell, directory, list);
+            in_use::touch(&directory);
+            return Ok(Self { directory, list, is_built: true });
         }
         let tree = repository.switch_to(tree)?;
         let partial = partial_path(&directory);
@@ -119,14 +115,14 @@ impl SelftestSuite {
             // The tree may not exist, so its list is unknown.
             let programs = ARGUMENTS.map(|(name, _)| name.to_owned()).into();
             let list = TestList { guest_mode: 0, programs, failed: Vec::new() };
-            return Ok(Self { directory, list, is_built: false, _in_use: None });
+            return Ok(Self { directory, list, is_built: false });
         }
         let source = tree.path.join(SOURCE);
         let names = listed_programs(&toolchain, &source)?;
         let (programs, failed): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| partial.join(name).is_file());
         if let Err(error) = built
-            && (programs.is_empty() || is_incomplete(&error, &partial.join(BUILD_LOG)))
+            && (programs.is_empty() || !is_of_sources(&error, &partial.join(BUILD_LOG)))
         {
             return Err(error.into());
         }
@@ -134,12 +130,7 @@ impl SelftestSuite {
         shell.write(&partial.join(LIST_FILE), serde_json::to_string(&list)?)?;
         shell.remove_dir(&directory)?;
         shell.rename(&partial, &directory)?;
-        Self::built(shell, directory, list)
-    }
-
-    fn built(shell: Shell, directory: PathBuf, list: TestList) -> Result<Self, LabError> {
-        let in_use = (!shell.is_dry_run()).then(|| in_use::mark(&directory)).transpose()?;
-        Ok(Self { directory, list, is_built: true, _in_use: in_use })
+        Ok(Self { directory, list, is_built: true })
     }
 
     /// Returns a message about the tests that could not be built, or that are not known.
@@ -248,17 +239,6 @@ fn compile(
     built
 }
 
-/// Reports whether a build failed for another reason than the sources of single tests: its programs must
-/// not be kept as those of the tree.
-fn is_incomplete(error: &CommandError, log: &Path) -> bool {
-    // With --keep-going, make exits with 2 after it has built the other programs.
-    let is_of_make =
-        matches!(error, CommandError::Failed { status, .. } if status == "exit code 2");
-    let log = fs::read(log).unwrap_or_default();
-    let log = String::from_utf8_lossy(&log);
-    !is_of_make || FAILURES_OF_MACHINE.iter().any(|message| log.contains(message))
-}
-
 fn tests_command(toolchain: &Toolchain, task: &str, source: &Path, output: &Path) -> Command {
     toolchain
         .make(task, source)
@@ -312,26 +292,7 @@ mod tests {
     fn suite() -> SelftestSuite {
         let programs = ["aarch64/arch_timer", "dirty_log_test", "rseq_test"].map(str::to_owned);
         let list = TestList { guest_mode: 3, programs: programs.into(), failed: Vec::new() };
-        SelftestSuite { directory: "/x".into(), list, is_built: true, _in_use: None }
-    }
-
-    #[test]
-    fn a_build_that_a_signal_ended_is_incomplete() {
-        let directory = tempfile::tempdir().unwrap();
-        let log = directory.path().join(BUILD_LOG);
-        for (script, expected) in [
-            ("echo 'a.c:1:2: error: x'; exit 2", false),
-            ("kill -9 $$", true),
-            ("echo 'gcc: fatal error: Killed signal terminated program cc1'; exit 2", true),
-            ("echo '/tmp/a.s: No space left on device'; exit 2", true),
-        ] {
-            let _ = fs::remove_file(&log);
-            let build = Command::new("building", "sh").args(["-c", script]).log(&log);
-
-            let error = build.run().unwrap_err();
-
-            assert_eq!(is_incomplete(&error, &log), expected, "{script}");
-        }
+        SelftestSuite { directory: "/x".into(), list, is_built: true }
     }
 
     fn line((program, arguments): &Invocation) -> String {

@@ -7,7 +7,7 @@
 //!
 //! `make` does not inherit variables that change a build: they are no part of a kernel's key.
 
-use std::{env, ffi::OsString, path::Path};
+use std::{env, ffi::OsString, fs, path::Path};
 
 use crate::{
     command::{Command, CommandError},
@@ -32,6 +32,10 @@ const BUILD_PREFIXES: [&str; 3] = ["KCONFIG_", "KBUILD_", "HOST"];
 
 /// Variables that `make` sets for the programs that it starts.
 const UNREPORTED: [&str; 5] = ["MAKEFLAGS", "MFLAGS", "GNUMAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL"];
+
+/// Messages of a compiler or of `make` that does not fail because of a source.
+const FAILURES_OF_MACHINE: [&str; 4] =
+    ["Killed", "Terminated", "No space left on device", "Cannot allocate memory"];
 
 /// Target of clang for programs.
 const TARGET: &str = "aarch64-linux-gnu";
@@ -164,6 +168,17 @@ pub fn parallel_jobs() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Reports whether a build by `make` failed because of its sources only, and has built the others if it
+/// keeps going. Otherwise a repetition may succeed, so the result must not be kept.
+pub fn is_of_sources(error: &CommandError, log: &Path) -> bool {
+    // make exits with 2 after an error.
+    let is_of_make =
+        matches!(error, CommandError::Failed { status, .. } if status == "exit code 2");
+    let log = fs::read(log).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    is_of_make && !FAILURES_OF_MACHINE.iter().any(|message| log.contains(message))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,5 +221,24 @@ mod tests {
 
         assert!(Toolchain::new(Shell::new(false), &variables).is_err());
         assert!(Toolchain::new(Shell::new(true), &variables).is_ok());
+    }
+
+    #[test]
+    fn a_build_that_a_signal_ended_is_not_of_sources() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("log");
+        for (script, expected) in [
+            ("echo 'a.c:1:2: error: x'; exit 2", true),
+            ("kill -9 $$", false),
+            ("echo 'gcc: fatal error: Killed signal terminated program cc1'; exit 2", false),
+            ("echo '/tmp/a.s: No space left on device'; exit 2", false),
+        ] {
+            let _ = fs::remove_file(&log);
+            let build = Command::new("building", "sh").args(["-c", script]).log(&log);
+
+            let error = build.run().unwrap_err();
+
+            assert_eq!(is_of_sources(&error, &log), expected, "{script}");
+        }
     }
 }

@@ -27,7 +27,7 @@ use crate::{
     kernel::{
         build::{configure, mismatches},
         git::TreeId,
-        toolchain::{Toolchain, is_installed, parallel_jobs},
+        toolchain::{Toolchain, is_installed, is_of_sources, parallel_jobs},
     },
     shell::{self, Shell, sha256},
     values::{MakeVariable, PageSize},
@@ -214,7 +214,7 @@ impl<'a> ObjectCheck<'a> {
         if self.make("the base's ", &missing).is_err() {
             for target in &missing {
                 match self.make("the base's ", &[target.clone()].into()) {
-                    Err(_) if !target.ends_with('/') => {
+                    Err(error) if !target.ends_with('/') && is_of_sources(&error, &self.log()) => {
                         self.memory.unavailable.insert(target.clone());
                     }
                     result => result?,
@@ -230,6 +230,12 @@ impl<'a> ObjectCheck<'a> {
         self.memory.base.update(compiled);
         self.memory.base_targets.extend(missing);
         self.save()
+    }
+
+    /// Returns the targets that the base does not compile in this configuration, if it compiles none.
+    pub fn unavailable(&self, targets: &BTreeSet<String>) -> Option<String> {
+        let is_none_left = !targets.is_empty() && targets.is_subset(&self.memory.unavailable);
+        is_none_left.then(|| join(targets))
     }
 
     /// Compiles objects of the patched tree. Returns the messages that the base lacks.
@@ -252,7 +258,7 @@ impl<'a> ObjectCheck<'a> {
             return Ok(());
         }
         let unfinished = self.directory.join("unfinished");
-        let log = self.directory.join("check.log");
+        let log = self.log();
         let _ = fs::remove_file(&log);
         Shell::new(false).write(&unfinished, "")?;
         let task = format!("compiling {owner}{} ({})", join(targets), self.configuration.name());
@@ -276,6 +282,10 @@ impl<'a> ObjectCheck<'a> {
         fs::remove_file(&unfinished)
             .map_err(|error| CommandError::file("remove", &unfinished, error))?;
         made
+    }
+
+    fn log(&self) -> PathBuf {
+        self.directory.join("check.log")
     }
 
     fn save(&self) -> Result<(), CommandError> {

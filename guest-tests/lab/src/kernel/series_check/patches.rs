@@ -373,6 +373,9 @@ impl Compilation {
             check.compile_base(&targets_of_base)?;
             work_tree.switch_to(&tree)?;
         }
+        if let Some(missing) = check.unavailable(&targets) {
+            return Ok(Compiled::Unavailable(format!("the base does not compile {missing}")));
+        }
         if let Some(reason) = check.configure(&kconfig.join(" "))? {
             return Ok(Compiled::Unavailable(reason));
         }
