@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::format_days;
-use crate::{command::CommandError, in_use, shell::sorted_entries};
+use crate::{command::CommandError, in_use, kernel::CACHE_LOCK, shell::sorted_entries};
 
 /// Kind of an entry. Each kind has a directory in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +90,7 @@ pub fn entries(cache: &Path) -> Result<Vec<Entry>, CommandError> {
                     }
                 }
             }
-            None if name == "lock" => {}
+            None if name == CACHE_LOCK => {}
             None => entries.push(Entry::read(cache, EntryKind::Unknown, &name)?),
         }
     }

@@ -8,8 +8,13 @@ use super::{
     format_size,
 };
 use crate::{
-    command::CommandError, error::LabError, in_use, kernel::lock_cache, options::Locations,
-    report::print, shell::Shell,
+    command::CommandError,
+    error::LabError,
+    in_use,
+    kernel::{CACHE_LOCK, lock_cache},
+    options::Locations,
+    report::print,
+    shell::Shell,
 };
 
 /// Selection of the entries to remove.
@@ -42,15 +47,22 @@ impl PruneOptions {
             && self.older_than.is_none_or(|days| entry.days() >= days)
     }
 
-    /// Reports whether nothing is removed: without a limit, a removal requires `--yes` or `--all`.
+    /// Reports whether nothing is removed: without a limit, a removal requires `--yes`.
     const fn only_prints(&self) -> bool {
-        self.dry_run || !(self.yes || self.all || self.older_than.is_some())
+        self.dry_run || !(self.yes || self.older_than.is_some())
     }
 }
 
 /// Removes the selected entries, while no kernel is built.
 pub fn prune(options: &PruneOptions) -> Result<(), LabError> {
     let cache = options.locations.cache()?;
+    if options.all && cache.is_dir() && !cache.join(CACHE_LOCK).is_file() {
+        return Err(LabError::Unusable(format!(
+            "{} has no file '{CACHE_LOCK}', so it is no cache of the lab, whose other files --all would \
+             remove: set the cache with --cache",
+            cache.display()
+        )));
+    }
     // A missing cache has no entry, and neither it nor its lock is created by a dry run.
     let _lock = match cache.is_dir() && !options.only_prints() {
         true => lock_cache(Shell::new(false), &cache)?,
@@ -110,6 +122,7 @@ mod tests {
     fn remaining(arguments: &str) -> String {
         let cache = tempfile::tempdir().unwrap();
         let path = cache.path();
+        fs::write(path.join(CACHE_LOCK), "").unwrap();
         for name in ["kernels/1", "objects/2", "sources/3", "tools/bin", "future/4"] {
             fs::create_dir_all(path.join(name)).unwrap();
         }
@@ -138,11 +151,25 @@ mod tests {
             ("--yes", "future/4 tools/bin"),
             ("--yes --keep-packages", "future/4 packages/5.deb tools/bin"),
             ("--older-than 30", "future/4 objects/2 packages/5.deb sources/3 tools/bin"),
-            ("--all", ""),
+            ("--all", all),
+            ("--all --yes", ""),
             ("--all --dry-run", all),
         ] {
             assert_eq!(remaining(arguments), expected, "{arguments}");
         }
+    }
+
+    #[test]
+    fn the_files_of_another_directory_are_kept() {
+        let home = tempfile::tempdir().unwrap();
+        fs::write(home.path().join("letter"), "x").unwrap();
+        let arguments = ["prune", "--all", "--yes", "--cache", home.path().to_str().unwrap()];
+        let TestArgs { options } = TestArgs::parse_from(arguments);
+
+        let error = prune(&options).unwrap_err().to_string();
+
+        assert!(error.contains("no cache of the lab"), "{error}");
+        assert!(home.path().join("letter").is_file());
     }
 
     #[test]

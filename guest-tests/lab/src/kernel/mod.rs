@@ -50,6 +50,9 @@ use crate::{
 
 pub use image::Kernel;
 
+/// File of the cache that is locked while kernels are built.
+pub const CACHE_LOCK: &str = "lock";
+
 /// Locks the cache until the file is dropped; waits while another run holds the lock.
 pub fn lock_cache(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> {
     shell.create_dir(cache)?;
@@ -57,7 +60,7 @@ pub fn lock_cache(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> 
         return Ok(None);
     }
     let failed = |error| CommandError::file("lock the cache", cache, error);
-    let file = File::create(cache.join("lock")).map_err(failed)?;
+    let file = File::create(cache.join(CACHE_LOCK)).map_err(failed)?;
     if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
         eprintln!("lab: waiting for another run that prepares kernels in {}", cache.display());
     }
