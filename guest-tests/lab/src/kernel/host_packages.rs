@@ -77,6 +77,10 @@ const CROSS_COMPILER: &str = "aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu";
 const HEADERS: [(&str, &str); 2] =
     [("/usr/include/libelf.h", "libelf-dev"), ("/usr/include/openssl/ssl.h", "libssl-dev")];
 
+/// Source tree and log in the directory of a kernel.
+const TREE: &str = "linux";
+const LOG: &str = "build.log";
+
 impl HostPackages {
     /// Builds the packages and returns their paths.
     ///
@@ -108,7 +112,8 @@ impl HostPackages {
                 continue;
             }
             let directory = out.join(name);
-            let tree = directory.join("linux");
+            let tree = directory.join(TREE);
+            check_is_of_build(&directory)?;
             shell.remove_dir(&directory)?;
             shell.create_dir(&directory)?;
             copy_source(shell, &source, patches, &tree)?;
@@ -160,14 +165,14 @@ impl HostPackages {
         (config, config_text): &(PathBuf, String),
         cross: bool,
     ) -> Result<(), CommandError> {
-        let tree = directory.join("linux");
+        let tree = directory.join(TREE);
         let file = tree.join(".config");
         if config.extension().is_some_and(|e| e == "gz") {
             shell.write(&file, config_text)?;
         } else {
             shell.copy(config, &file)?;
         }
-        let log = directory.join("build.log");
+        let log = directory.join(LOG);
         let configure = Command::new("configuring", tree.join("scripts/config"))
             .arg("--file")
             .arg(&file)
@@ -195,6 +200,18 @@ impl HostPackages {
         make("configuring", &["olddefconfig"])?;
         let jobs = self.jobs.map_or_else(|| parallel_jobs().to_string(), |jobs| jobs.to_string());
         make("building the packages", &[&format!("-j{jobs}"), "bindeb-pkg"])
+    }
+}
+
+/// Checks that a directory is absent, empty or that of an earlier build, so that it may be removed.
+fn check_is_of_build(directory: &Path) -> Result<(), LabError> {
+    let names = shell::sorted_entries(directory);
+    match names.is_empty() || names.iter().any(|name| name == TREE || name == LOG) {
+        true => Ok(()),
+        false => refuse(format!(
+            "{} has other files than those of a build: set another directory with --out",
+            directory.display()
+        )),
     }
 }
 
