@@ -62,7 +62,7 @@ impl MailedSeries {
             base_commit = base_commit.or(base.map(|hash| hash.trim().to_owned()));
             let diff = decoded.path().join(format!("{:04}.patch", index + 1));
             let (place, subject) = decode(mail, &diff)?;
-            if shell::read(&diff)?.windows(5).any(|part| part == b"diff " || part == b"\n@@ -") {
+            if has_diff(&shell::read(&diff)?) {
                 patches.push((place, MailedPatch { subject, path: diff }));
             }
         }
@@ -80,6 +80,12 @@ impl MailedSeries {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self { name, base_commit, patches, _decoded: decoded })
     }
+}
+
+/// Reports whether a mail has a diff, which begins a line: the text of a cover letter may name one.
+fn has_diff(text: &[u8]) -> bool {
+    text.split(|byte| *byte == b'\n')
+        .any(|line| line.starts_with(b"diff ") || line.starts_with(b"@@ -"))
 }
 
 /// Place of a patch in its series: `n/m` of the subject.
@@ -184,7 +190,8 @@ mod tests {
     use super::*;
 
     const COVER: &str = "From 0 Mon Sep 17 00:00:00 2001\nFrom: A <a@example>\n\
-                         Subject: [PATCH 0/2] Cover\n\nText\n\nbase-commit: 0123abcd\n\n";
+                         Subject: [PATCH 0/2] Cover\n\nText\n---\nRange-diff against v1\n\n\
+                         base-commit: 0123abcd\n\n";
 
     fn mail(number: u32) -> String {
         format!(
