@@ -144,9 +144,10 @@ impl Repository {
         let index = self.git_dir.join("added.index");
         self.remove_lock(&index);
         let task = "reading the source";
-        if let Some(seed) = seed.filter(|_| !index.is_file()) {
+        if let Some(seed) = seed {
+            // The times of files that are equal in both remain, so they are not read again.
             let read = self.git(task).env("GIT_INDEX_FILE", &index);
-            self.shell.run(&read.arg("read-tree").arg(seed.to_string()))?;
+            self.shell.run(&read.args(["read-tree", "--reset"]).arg(seed.to_string()))?;
         }
         // Large files are written to one pack, so the threshold makes a pack of all files.
         let add = git(task)
