@@ -89,7 +89,7 @@ pub fn check_image(options: &ImageOptions) -> Result<RunStatus, LabError> {
         (Err(error), _) => Some(crate::error::with_causes(&error)),
         (Ok(()), checked) => checked.as_ref().and_then(unchecked).map(str::to_owned),
     };
-    let job = CheckedJob { kernel: name, job: JOB.to_owned(), checked, error };
+    let job = CheckedJob { kernel: name, job: JOB.to_owned(), needs_guest: false, checked, error };
     let remedy = "run an image that starts a guest";
     let status = check_report::publish_jobs(&options.report, directory, vec![job], remedy);
     eprintln!("lab: run directory: {}", directory.display());

@@ -26,6 +26,8 @@ const NO_GUEST: &str = "no guest's tables were changed, so nothing was checked";
 pub struct CheckedJob {
     pub kernel: String,
     pub job: String,
+    /// Indicates that a guest's tables have to be checked: those of the kernel do not suffice.
+    pub needs_guest: bool,
     /// `None` if the job was not observed.
     pub checked: Option<Checked>,
     /// Reason for which the job failed.
@@ -274,7 +276,10 @@ impl CheckedJob {
     /// Returns the number of stores to tables that were checked, if the job was observed.
     fn stores(&self) -> Option<u64> {
         let summary = self.checked.as_ref().map(|checked| &checked.summary);
-        summary.map(|summary| summary.stores + summary.kernel_stores)
+        summary.map(|summary| match self.needs_guest {
+            true => summary.stores,
+            false => summary.stores + summary.kernel_stores,
+        })
     }
 
     /// Returns the errors of the job and of its trace.
@@ -343,7 +348,7 @@ pub mod tests {
 
     fn job(kernel: &str, checked: Checked) -> CheckedJob {
         let (kernel, job) = (kernel.to_owned(), "anonymous".to_owned());
-        CheckedJob { kernel, job, checked: Some(checked), error: None }
+        CheckedJob { kernel, job, needs_guest: true, checked: Some(checked), error: None }
     }
 
     /// Returns a report with a finding of two kernels and one of the first kernel.
@@ -434,6 +439,7 @@ pub mod tests {
     fn a_kernel_without_a_guest_is_an_error() {
         let mut empty = checked(Vec::new());
         empty.summary.stores = 0;
+        empty.summary.kernel_stores = 1;
         let jobs = vec![job("a", empty.clone()), job("a", checked(vec![])), job("b", empty)];
 
         let [one, both] = [&jobs[..2], &jobs].map(|jobs| Report::new(jobs.to_vec(), &[], REMEDY));

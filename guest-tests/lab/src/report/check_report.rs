@@ -50,6 +50,7 @@ pub fn publish(
             jobs.push(CheckedJob {
                 kernel: kernel.name.clone(),
                 job: job.name.clone(),
+                needs_guest: !matches!(workload, Workload::Boot(_)),
                 checked: checked.ok(),
                 error,
             });
@@ -90,6 +91,8 @@ pub fn check_trace(
     let job = CheckedJob {
         kernel: setup.linux.map_or("image".to_owned(), |version| format!("Linux {version}")),
         job: name(&options.trace),
+        // The trace may be that of a boot.
+        needs_guest: false,
         checked: Some(checked),
         error: None,
     };
