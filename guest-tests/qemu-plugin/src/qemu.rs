@@ -84,9 +84,9 @@ impl ElapsedTimeMeter {
     }
 
     /// Accounts a block of the running CPU. A register identifies the CPU, or the number `cpu` if
-    /// QEMU does not offer registers.
+    /// QEMU does not offer registers; 0 is that of no CPU.
     fn account_block(&self, cpu: c_uint, block: Block) {
-        let key = CpuKey(running_cpu::read_register().unwrap_or_else(|| u64::from(cpu)));
+        let key = CpuKey(running_cpu::read_register().unwrap_or_else(|| u64::from(cpu) + 1));
         let ends = self.clock().account_block(key, block);
         if ends {
             self.cpu_exit.end_turn();
