@@ -49,19 +49,7 @@ impl FromStr for Hold {
     }
 }
 
-impl TryFrom<String> for Hold {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Hold> for String {
-    fn from(hold: Hold) -> Self {
-        hold.to_string()
-    }
-}
+crate::values::serialize_as_on_the_command_line!(Hold);
 
 impl fmt::Display for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

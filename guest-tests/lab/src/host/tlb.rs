@@ -34,19 +34,7 @@ impl FromStr for TlbSizes {
     }
 }
 
-impl TryFrom<String> for TlbSizes {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<TlbSizes> for String {
-    fn from(sizes: TlbSizes) -> Self {
-        sizes.to_string()
-    }
-}
+crate::values::serialize_as_on_the_command_line!(TlbSizes);
 
 impl fmt::Display for TlbSizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

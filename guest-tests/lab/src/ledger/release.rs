@@ -58,19 +58,7 @@ impl FromStr for Release {
     }
 }
 
-impl TryFrom<String> for Release {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Release> for String {
-    fn from(release: Release) -> Self {
-        release.to_string()
-    }
-}
+crate::values::serialize_as_on_the_command_line!(Release);
 
 #[cfg(test)]
 mod tests {

@@ -12,6 +12,7 @@ use crate::{
     report::{
         FailedJob, RunInfo, RunStatus,
         boot_figures::{BootColumn, BootFigures},
+        count_table::{Records, failure_text, failures, markdown, rows},
         publish,
     },
 };
@@ -21,10 +22,8 @@ const NAME_COLUMNS: [&str; 2] = ["guest", "kernel"];
 /// Number of figures in the first table of the HTML report.
 const FIRST_TABLE_FIGURES: usize = 7;
 
-/// Figures or error message of one boot.
-type BootResult = Result<BootFigures, String>;
-/// Boots of all jobs: `[job][kernel]`.
-type Boots = Vec<Vec<BootResult>>;
+/// Figures of all boots.
+type Boots = Records<BootFigures>;
 
 /// Publishes the report. A failed boot fails the run.
 pub fn report(
@@ -56,33 +55,16 @@ fn headings(columns: &[BootColumn]) -> Vec<&'static str> {
 
 /// Returns the Markdown table with the failures below it, and the status of the run.
 fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
-    let mut status = RunStatus::Passed;
     let columns = columns(boots);
-    let headings = headings(&columns);
-    let mut table = format!(
-        "| {} | {} |\n|---|---|{}\n",
-        NAME_COLUMNS.join(" | "),
-        headings.join(" | "),
-        "--:|".repeat(headings.len())
-    );
-    let mut failures = String::new();
-    for (job, boots) in run.jobs.iter().zip(boots) {
-        for (kernel, boot) in run.kernels.iter().zip(boots) {
-            let (job, kernel) = (&job.name, &kernel.name);
-            // Writing to a String cannot fail.
-            let _ = match boot {
-                Ok(figures) => {
-                    let cells: Vec<_> = columns.iter().map(|one| figures.cell(*one)).collect();
-                    writeln!(table, "| {job} | {kernel} | {} |", cells.join(" | "))
-                }
-                Err(error) => {
-                    status = RunStatus::Failed;
-                    writeln!(failures, "\n{job} on {kernel}: {error}")
-                }
-            };
-        }
-    }
-    (table + &failures, status)
+    let head = [&NAME_COLUMNS[..], &headings(&columns)].concat();
+    let head: Vec<_> = head.into_iter().map(str::to_owned).collect();
+    let cells = |figures: &BootFigures| columns.iter().map(|one| figures.cell(*one)).collect();
+    let failures = failures(run, boots);
+    let status = match failures.is_empty() {
+        true => RunStatus::Passed,
+        false => RunStatus::Failed,
+    };
+    (markdown(&head, &rows(run, boots, cells)) + &failure_text(&failures), status)
 }
 
 fn html(run: RunInfo<'_>, boots: &Boots) -> String {

@@ -29,7 +29,7 @@ macro_rules! serialize_as_on_the_command_line {
         }
     )*};
 }
-use serialize_as_on_the_command_line;
+pub(crate) use serialize_as_on_the_command_line;
 
 #[cfg(test)]
 mod tests {
