@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     backing::Backing,
@@ -37,15 +37,6 @@ pub const PLUGIN: &str = "plugin";
 pub const KERNEL_TEST: &str = "test";
 /// Program of [`HOST_PROGRAM`] and [`GUEST_PROGRAM`], in [`Record::programs`].
 pub const USER_PROGRAM: &str = "program";
-
-/// Reads event counts, and accepts `pages_logged_in_vain` for `clean_pages_logged`.
-fn read_events<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EventCounts, D::Error> {
-    let mut events = EventCounts::deserialize(deserializer)?;
-    if let Some(pages) = events.remove("pages_logged_in_vain") {
-        events.entry("clean_pages_logged".to_owned()).or_insert(pages);
-    }
-    Ok(events)
-}
 
 /// The result of one phase of one iteration.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -90,7 +81,7 @@ pub struct Record {
     /// Event counts of the host kernel, by name. Migration rounds add the number of guest writes
     /// (`guest_writes`) and of pages in the dirty bitmap (`pages_logged`). The migration's stop
     /// adds the number of clean pages that the dirty bitmaps reported (`clean_pages_logged`).
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "read_events")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub events: EventCounts,
     /// Gauges at the end of the phase (such as pages mapped by size), by name. Migration rounds add
     /// their duration (`round_ns`) and the duration per thousand guest writes
@@ -167,19 +158,4 @@ pub struct ResidentPages {
     /// Bytes mapped in the host, by page size in bytes.
     #[serde(rename = "resident")]
     pub resident_bytes: BTreeMap<u64, u64>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_previous_name_of_clean_pages_logged_is_accepted() {
-        let record = serde_json::to_value(Record::default()).unwrap().to_string();
-        let old = record.replace(r#""ns":0"#, r#""ns":0,"events":{"pages_logged_in_vain":3}"#);
-
-        let record: Record = serde_json::from_str(&old).unwrap();
-
-        assert_eq!(record.events["clean_pages_logged"], 3);
-    }
 }

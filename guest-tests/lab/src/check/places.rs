@@ -39,11 +39,6 @@ impl Places {
         self
     }
 
-    /// Reports whether the kernel has debug information.
-    pub const fn has_lines(&self) -> bool {
-        self.lines.is_some()
-    }
-
     pub const fn symbols(&self) -> &SymbolTable {
         &self.symbols
     }

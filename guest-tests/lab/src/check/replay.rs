@@ -2,7 +2,7 @@
 //! `granule check`: checks a kept trace again.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
 };
@@ -16,7 +16,7 @@ use super::{
     setup::Setup,
     trace::{Line, Parser, TraceError},
 };
-use crate::{command::CommandError, error::LabError};
+use crate::error::LabError;
 
 /// First bytes of a gzip file (RFC 1952, 2.3.1).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -49,38 +49,18 @@ pub fn read_trace(
     }
 }
 
-/// Checks a kept trace. The kernel's symbols replace the places in the trace.
+/// Checks a kept trace, which names the places in the kernel.
 ///
 /// # Errors
 /// The trace cannot be read, is incomplete or has no setup.
 pub fn replay(options: &ReplayOptions) -> Result<(Setup, Checked), LabError> {
-    let ReplayOptions { trace: path, system_map, vmlinux } = options;
+    let path = &options.trace;
     let unusable = |error: TraceError| {
         let reason = crate::error::with_causes(&error);
         LabError::Unusable(format!("cannot check {}: {reason}", path.display()))
     };
-    let mut places = match system_map {
-        Some(path) => {
-            let text = fs::read(path).map_err(|error| CommandError::file("read", path, error))?;
-            let places = Places::of_system_map(&String::from_utf8_lossy(&text));
-            if places.symbols().is_empty() {
-                let path = path.display();
-                return Err(LabError::Unusable(format!("--system-map {path} names no function")));
-            }
-            places
-        }
-        None => Places::default(),
-    };
-    if let Some(vmlinux) = vmlinux {
-        places = places.with_vmlinux(vmlinux);
-        if !places.has_lines() {
-            let path = vmlinux.display();
-            return Err(LabError::Unusable(format!(
-                "--vmlinux {path} has no debug information of the kernel of --system-map"
-            )));
-        }
-    }
     let setup = read_setup(path).map_err(unusable)?;
+    let places = Places::default();
     let mut check = Check::new(setup.clone(), &places);
     read_trace(path, |line| check.line(line).map(drop)).map_err(unusable)?;
     check.complete().map_err(unusable)?;
@@ -111,16 +91,12 @@ pub struct ReplayOptions {
     /// Trace of `granule lab check --keep-trace`
     #[arg(value_name = "TRACE")]
     pub(crate) trace: PathBuf,
-    /// `System.map` of the kernel [default: the functions that the trace names]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) system_map: Option<PathBuf>,
-    /// `vmlinux` of the kernel, whose debug information names files and lines
-    #[arg(long, value_name = "FILE", requires = "system_map")]
-    pub(crate) vmlinux: Option<PathBuf>,
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use granule_stage2::check::machine::event::HEADER;
 
     use super::{
@@ -129,23 +105,11 @@ mod tests {
     };
 
     fn replay_text(text: &str) -> Result<Checked, String> {
-        replay_with(text, None, None)
-    }
-
-    fn replay_with(
-        text: &str,
-        system_map: Option<&str>,
-        vmlinux: Option<PathBuf>,
-    ) -> Result<Checked, String> {
         let directory = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| {
-            let path = directory.path().join(name);
-            fs::write(&path, text).unwrap();
-            path
-        };
-        let system_map = system_map.map(|text| write("System.map", text));
-        let options = ReplayOptions { trace: write("trace", text), system_map, vmlinux };
-        replay(&options).map(|(_, checked)| checked).map_err(|error| error.to_string())
+        let trace = directory.path().join("trace");
+        fs::write(&trace, text).unwrap();
+        let checked = replay(&ReplayOptions { trace }).map(|(_, checked)| checked);
+        checked.map_err(|error| error.to_string())
     }
 
     #[test]
@@ -153,19 +117,6 @@ mod tests {
         let text = format!("{HEADER}\n{}0 isb\n# end events=1\n", setup_line(&setup()));
 
         assert_eq!(replay_text(&text).unwrap().summary.events, 1);
-    }
-
-    #[test]
-    fn unusable_symbols_are_one_error() {
-        let text = format!("{HEADER}\n{}0 isb\n# end events=1\n", setup_line(&setup()));
-        let map = "ffff800010001000 T start_kernel\n";
-
-        let no_symbols = replay_with(&text, Some("root:x:0:0\n"), None).unwrap_err();
-        let no_lines = replay_with(&text, Some(map), Some("/dev/null".into())).unwrap_err();
-
-        assert!(no_symbols.contains("names no function"), "{no_symbols}");
-        assert!(no_lines.contains("no debug information"), "{no_lines}");
-        assert!(replay_with(&text, Some(map), None).is_ok());
     }
 
     #[test]

@@ -41,11 +41,6 @@ pub struct SymbolTable {
 }
 
 impl SymbolTable {
-    /// Reports whether the kernel has no function.
-    pub const fn is_empty(&self) -> bool {
-        self.symbols.is_empty()
-    }
-
     /// Parses a `System.map`.
     pub fn parse(system_map: &str) -> Self {
         let mut table = Self::default();
