@@ -40,13 +40,14 @@ impl BbmLevel {
         })
     }
 
-    /// Returns the level that the field BBM of ID_AA64MMFR2_EL1 shows, at most level 2. CPUs may take no
-    /// TLB conflict aborts although the register does not show it: then level 3 applies.
+    /// Returns the level that the field BBM of ID_AA64MMFR2_EL1 shows. Earlier CPUs may take no TLB
+    /// conflict aborts although the register shows level 2: then level 3 applies.
     pub const fn of_id_register(id_aa64mmfr2_el1: u64) -> Self {
         match id_aa64mmfr2_el1 >> 52 & 0xf {
             0 => Self::L0,
             1 => Self::L1,
-            _ => Self::L2,
+            2 => Self::L2,
+            _ => Self::L3,
         }
     }
 
@@ -67,6 +68,6 @@ mod tests {
         }
         assert_eq!(BbmLevel::new(4), None);
         let levels = [0, 1, 2, 3].map(|field| BbmLevel::of_id_register(field << 52 | 0xf << 48));
-        assert_eq!(levels, [BbmLevel::L0, BbmLevel::L1, BbmLevel::L2, BbmLevel::L2]);
+        assert_eq!(levels, [BbmLevel::L0, BbmLevel::L1, BbmLevel::L2, BbmLevel::L3]);
     }
 }
