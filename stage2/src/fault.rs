@@ -51,7 +51,9 @@ pub trait HostMemory {
     /// contains the address.
     fn look_up_page(&self, ipa: Ipa, access: Access) -> Option<HostPage>;
 
-    /// Returns whether dirty logging is enabled for an address.
+    /// Returns whether dirty logging is enabled for an address. A host that enables it returns `true`
+    /// before the section of the table's lock in which it write-protects the memory: a fault reads this
+    /// again under the lock, so it maps writable memory only before that section.
     fn is_logging(&self, ipa: Ipa) -> bool;
 
     /// Returns the invalidation sequence, which increases whenever pages are unmapped: after look-ups
@@ -70,7 +72,7 @@ pub trait HostMemory {
         false
     }
 
-    /// Marks a range dirty before the guest can write it.
+    /// Marks a range dirty, before the lock is released under which the guest was permitted to write it.
     fn mark_dirty(&self, ipa: Ipa, size: u64);
 }
 
@@ -129,6 +131,7 @@ struct FaultRequest {
     /// Invalidation sequence before the page lookup.
     sequence: u64,
     request: MapRequest,
+    is_logging: bool,
     relaxes_leaf: bool,
     is_shared: bool,
 }
@@ -289,6 +292,7 @@ impl<R: RawRwLock> Mmu<R> {
             fault,
             sequence,
             request: MapRequest::new(ipa, page.phys + (ipa - page.ipa), size, attributes),
+            is_logging: logging,
             relaxes_leaf: relax,
             is_shared: match self.policy.locking {
                 Locking::Exclusive => false,
@@ -300,8 +304,8 @@ impl<R: RawRwLock> Mmu<R> {
 }
 
 impl FaultRequest {
-    /// Checks under the lock that the page lookup is still valid, and performs the CMOs if the
-    /// policy places them in the fault path.
+    /// Checks under the lock that the page lookup is still valid and that logging was not enabled since,
+    /// and performs the CMOs if the policy places them in the fault path.
     fn validate_and_clean<O: Operations, H: HostMemory>(
         &self,
         ops: &O,
@@ -309,7 +313,11 @@ impl FaultRequest {
         table: &Stage2,
     ) -> Result<(), MapError> {
         let MapRequest { ipa, size, .. } = self.request;
-        if host.is_invalidating(ipa, size) || host.invalidation_sequence() != self.sequence {
+        let is_logging = || !self.is_logging && host.is_logging(self.fault.ipa);
+        if host.is_invalidating(ipa, size)
+            || host.invalidation_sequence() != self.sequence
+            || is_logging()
+        {
             return Err(MapError::Again);
         }
         table.cmo_in_fault_path(ops, &self.fault, &self.request);

@@ -5,6 +5,8 @@
 
 mod support;
 
+use std::cell::Cell;
+
 use granule_stage2::{
     Access, Fault, FaultStatus, Features, Ipa, MapRequest, Memcache, NoMaintenance, PhysAddr,
     Policy, Stage2, TableAddress,
@@ -81,7 +83,7 @@ fn fault_with(granule: Granule, page: HostPage) -> Result<Resolution, FaultError
     fault_of(granule, &OnePage(page, false))
 }
 
-fn fault_of(granule: Granule, host: &OnePage) -> Result<Resolution, FaultError> {
+fn fault_of(granule: Granule, host: &impl HostMemory) -> Result<Resolution, FaultError> {
     let geometry = Geometry::new(granule, 40).unwrap();
     let pool = pool(&geometry, 16);
     let mmu = Mmu::<RawRwLock>::new(stage2(geometry, ALL_FEATURES, Policy::GRANULE, &pool));
@@ -129,6 +131,36 @@ fn a_fault_during_an_invalidation_is_retried() {
     let page = HostPage { ipa, phys, size: BLOCK, is_writable: true };
 
     let done = [true, false].map(|is_busy| fault_of(Granule::K4, &OnePage(page, is_busy)));
+
+    assert_eq!(done, [Ok(Resolution::Retry), Ok(Resolution::Resolved)]);
+}
+
+/// A host that enables dirty logging after the first time that it is asked.
+struct EnablesLogging(HostPage, Cell<bool>);
+
+impl HostMemory for EnablesLogging {
+    fn look_up_page(&self, _: Ipa, _: Access) -> Option<HostPage> {
+        Some(self.0)
+    }
+
+    fn is_logging(&self, _: Ipa) -> bool {
+        self.1.replace(true)
+    }
+
+    fn invalidation_sequence(&self) -> u64 {
+        0
+    }
+
+    fn mark_dirty(&self, _: Ipa, _: u64) {}
+}
+
+#[test]
+fn a_fault_beside_the_start_of_logging_is_retried() {
+    let (ipa, phys) = (Ipa(0x40_0000), PhysAddr(0x4000_0000));
+    let page = HostPage { ipa, phys, size: BLOCK, is_writable: true };
+    let host = EnablesLogging(page, Cell::new(false));
+
+    let done = [(); 2].map(|()| fault_of(Granule::K4, &host));
 
     assert_eq!(done, [Ok(Resolution::Retry), Ok(Resolution::Resolved)]);
 }
