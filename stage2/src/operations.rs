@@ -185,7 +185,8 @@ pub trait Operations {
     fn tlbi(&self, kind: Tlbi);
 
     /// Makes a VMID current for TLB invalidations and returns the previous one. The engine then
-    /// executes an ISB.
+    /// executes an ISB. With HCR_EL2.E2H, TGE is 0 meanwhile: otherwise invalidations of stage 1 are
+    /// those of EL2&0.
     fn switch_vmid(&self, vmid: Vmid) -> Vmid;
 
     /// Cleans and invalidates memory to the point of coherency, line by line (`DC CIVAC`).

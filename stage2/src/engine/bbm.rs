@@ -102,7 +102,9 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// break-before-make, or without a break if FEAT_BBM and the policy allow it.
     ///
     /// With FEAT_BBM levels 1 and 2 the block has nT first, so that no TLB holds both sizes: a TLB that
-    /// holds both may cause a conflict abort (Arm ARM R_KFLJB).
+    /// holds both may cause a conflict abort (Arm ARM R_KFLJB). nT forbids only to hold the block in a way
+    /// that conflicts, so a split ends with another invalidation: a later one of a page, with its level as
+    /// a hint, need not remove what a TLB holds of the block.
     pub(super) fn change_size(
         &self,
         slot: &Slot,
@@ -119,6 +121,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
                 self.replace(slot, old, block, Order::Plain)?;
                 self.invalidate_leaf(slot.ipa, slot.level);
                 self.replace(slot, block, new, Order::Release)?;
+                self.invalidate_leaf(slot.ipa, slot.level);
             }
             (BbmLevel::L1 | BbmLevel::L2, false) => {
                 let block = new.with_nt(true);

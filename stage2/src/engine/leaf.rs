@@ -6,9 +6,9 @@ use super::{
     walk::{Slot, Walk, WalkMode},
 };
 use crate::{
-    descriptor::{Descriptor, EntryKind},
+    descriptor::{Descriptor, EntryKind, MemoryType},
     memcache::Memcache,
-    operations::{Operations, Order},
+    operations::{Dsb, Operations, Order},
     policy::{CmoPlacement, ExistingLeaf},
 };
 
@@ -101,6 +101,13 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.break_and_invalidate(slot, old)?;
         if old.address() != phys {
             self.clean_replaced_leaf(old, slot.level);
+        } else if old.attributes().memory == MemoryType::Normal
+            && new.attributes().memory != MemoryType::Normal
+        {
+            // What the guest has written through the caches must not overwrite its later writes, also
+            // with FEAT_S2FWB.
+            self.ops.clean_invalidate(phys, size);
+            self.ops.dsb(Dsb::Ish);
         }
         if self.places_cmos_at(CmoPlacement::BetweenBreakAndMake) {
             self.perform_cmos(phys, size, new.attributes());

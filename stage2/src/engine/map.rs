@@ -322,6 +322,11 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 impl Stage2 {
     /// Maps a range as the sole walker.
     ///
+    /// A permission that an existing leaf lacks is added without a TLB invalidation
+    /// ([`ExistingLeaf::Relax`](crate::ExistingLeaf)). A CPU that still holds the leaf takes a permission
+    /// fault, which [`Stage2::relax`] handles: mapping again would not invalidate, and the CPU would
+    /// fault again.
+    ///
     /// # Errors
     /// [`MapError`]; after [`MapError::Again`] and [`MapError::NoTable`] part of the range may be
     /// mapped. With [`ExistingLeaf::Retry`](crate::ExistingLeaf), `Again` also denotes a leaf that
