@@ -193,6 +193,25 @@ fn a_block_is_split_in_place_only_with_level_2_and_equal_parts() {
 }
 
 #[test]
+fn parts_in_nested_tables_are_compared_with_the_block_too() {
+    let blocks: String = (1..512_u64)
+        .map(|n| format!(" {n:x}={:x}", 0x0068_0000_4000_0701 + n * 0x20_0000))
+        .collect();
+    let split = |first: u64| {
+        let pages: String =
+            (0..512_u64).map(|n| format!(" {n:x}={:x}", first + n * 0x1000)).collect();
+        format!(
+            "0 store 41001008 0 68000040000701 plain\n0 ktable 41005000 3 -{pages}\n\
+             0 ktable 41004000 2 - 0=41005003{blocks}\n\
+             0 store 41001008 68000040000701 41004003 plain\n"
+        )
+    };
+
+    assert_eq!(violated_with(BbmLevel::L3, &split(0x0068_0000_4000_0703)), []);
+    assert_eq!(violated_with(BbmLevel::L3, &split(0x0068_0000_4800_0703)), [Rule::BreakBeforeMake]);
+}
+
+#[test]
 fn a_table_is_linked_after_a_barrier_or_by_a_release() {
     let link = |writer: &str, before: &str, kind: &str| {
         format!(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Rules for a store to a table of the kernel.
 
-use alloc::{format, vec::Vec};
+use alloc::{format, vec, vec::Vec};
 
 use super::{
     checker::{Stage1Checker, kernel_address},
@@ -18,6 +18,7 @@ use crate::{
     },
     descriptor::EntryKind,
     engine::BbmLevel,
+    geometry::Level,
 };
 
 type Position = EntryPosition<VirtAddr>;
@@ -57,7 +58,7 @@ impl Stage1Checker {
             (EntryKind::Leaf(_), EntryKind::Table(table)) => {
                 self.check_size(position, (old, new), (old, table));
                 // CPUs that hold the block translate as before by it, unless the table permits less.
-                let parts = self.parts(position, old, table);
+                let parts = self.parts(position.level, old, table);
                 if parts.iter().any(|(part, own)| !part.is_valid() || own.permits_more_than(*part))
                 {
                     self.add_stale(position, old, EntryChange::Restricted, false);
@@ -125,7 +126,7 @@ impl Stage1Checker {
             let (old, new) = if old == block { (own, part) } else { (part, own) };
             part.is_valid() && old.conflict(new, self.types).is_some()
         };
-        let conflicts = self.parts(position, block, table).into_iter().any(differs);
+        let conflicts = self.parts(position.level, block, table).into_iter().any(differs);
         if self.bbm == BbmLevel::L0 || conflicts {
             self.report(Rule::BreakBeforeMake, format!("{detail} (size)"), None);
         } else if self.bbm < BbmLevel::L3 && (!block.has_nt() || self.is_held_without_nt(position))
@@ -134,25 +135,28 @@ impl Stage1Checker {
         }
     }
 
-    /// Returns the entries of a table that are no tables, each with the part of the block at its
-    /// addresses.
+    /// Returns the entries of a table below `level`, and of the tables below it, that are no tables, each
+    /// with the part of the block at its addresses.
     fn parts(
         &self,
-        position: &Position,
+        level: Level,
         block: Stage1Entry,
         table: TableAddress,
     ) -> Vec<(Stage1Entry, Stage1Entry)> {
-        let Some(below) = position.level.child() else { return Vec::new() };
+        let Some(below) = level.child() else { return Vec::new() };
         let linked = self.tables.table_states.get(&table).filter(|table| table.is_linked);
         let new = self.new_tables.get(&table).map(|table| &table.entries);
-        let entries = linked.map(|table| &table.entries).or(new);
+        let Some(entries) = linked.map(|table| &table.entries).or(new) else { return Vec::new() };
         let span = self.geometry.span(below);
-        let part = |index| {
-            let entry = entries?.get(&index).copied().unwrap_or_default();
-            Some((entry, block.block_part(below, index * span)))
-        };
-        let parts = (0..self.geometry.granule().entries()).filter_map(part);
-        parts.filter(|(entry, _)| !matches!(entry.kind(below), EntryKind::Table(_))).collect()
+        let parts = (0..self.geometry.granule().entries()).flat_map(|index| {
+            let entry = entries.get(&index).copied().unwrap_or_default();
+            let own = block.block_part(below, index * span);
+            match entry.kind(below) {
+                EntryKind::Table(child) => self.parts(below, own, child),
+                _ => vec![(entry, own)],
+            }
+        });
+        parts.collect()
     }
 
     pub(super) fn add_stale(
