@@ -184,6 +184,7 @@ fn an_invalid_trace_is_refused_with_its_line() {
         (format!("{first}0 store 1 2 3"), 2),
         (format!("{first}0 isb now"), 2),
         (format!("{first}300 isb"), 2),
+        (format!("{first}0 write 0xfffffffffffff000 0x2000"), 2),
         (format!("{first}0 add-memory 0 0 0x1000 devices"), 2),
     ] {
         let error = text.parse::<Trace>().unwrap_err();

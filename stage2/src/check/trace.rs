@@ -110,7 +110,7 @@ macro_rules! grammar {
 }
 
 grammar! {
-    "store" [entry: HEX, old: HEX, new: HEX, kind: STORE_KINDS] => {
+    "store" [entry: ADDRESS, old: HEX, new: HEX, kind: STORE_KINDS] => {
         Action::Store {
             entry: EntryAddress(entry), old: Descriptor(old), new: Descriptor(new), kind
         }
@@ -119,29 +119,29 @@ grammar! {
     "isb" [] => { Action::Isb }
     "tlbi" [kind: TlbiForm] => { Action::Tlbi(kind) }
     "vmid" [vmid: DECIMAL] => { Action::SwitchVmid(Vmid(vmid)) }
-    "dc" [phys: HEX, size: HEX] => { Action::CleanInvalidate { phys: PhysAddr(phys), size } }
+    "dc" [phys: ADDRESS, size: ADDRESS] => { Action::CleanInvalidate { phys: PhysAddr(phys), size } }
     "ic" [range: RangeForm] => { Action::InvalidateICache(range) }
-    "allocate" [table: HEX] => { Action::Allocate(TableAddress(table)) }
-    "free" [table: HEX] => { Action::Free(TableAddress(table)) }
+    "allocate" [table: ADDRESS] => { Action::Allocate(TableAddress(table)) }
+    "free" [table: ADDRESS] => { Action::Free(TableAddress(table)) }
     "walk" [begins: BEGIN_OR_END] => { Action::Walk { begins } }
-    "ref" [table: HEX, change: DECIMAL] => { Action::ChangeReferences(TableAddress(table), change) }
+    "ref" [table: ADDRESS, change: DECIMAL] => { Action::ChangeReferences(TableAddress(table), change) }
     "lock" [is_exclusive: LOCK_MODES] => { Action::Note(Note::Lock { is_exclusive }) }
     "unlock" [] => { Action::Note(Note::Unlock) }
     "top-up" [] => { Action::Note(Note::TopUp) }
     "empty" [] => { Action::Note(Note::EmptyMemcache) }
     "look-up" [] => { Action::Note(Note::LookUp) }
     "sequence" [] => { Action::Note(Note::InvalidationSequence) }
-    "mark-dirty" [ipa: HEX, size: HEX] => { Action::Note(Note::MarkDirty { ipa: Ipa(ipa), size }) }
-    "write" [phys: HEX, size: HEX] => { Action::HostWrite { phys: PhysAddr(phys), size } }
-    "add-memory" [ipa: HEX, phys: HEX, size: HEX, is_device: DEVICE] => {
+    "mark-dirty" [ipa: ADDRESS, size: ADDRESS] => { Action::Note(Note::MarkDirty { ipa: Ipa(ipa), size }) }
+    "write" [phys: ADDRESS, size: ADDRESS] => { Action::HostWrite { phys: PhysAddr(phys), size } }
+    "add-memory" [ipa: ADDRESS, phys: ADDRESS, size: ADDRESS, is_device: DEVICE] => {
         Action::AddMemory { ipa: Ipa(ipa), phys: PhysAddr(phys), size, is_device }
     }
-    "remove-memory" [ipa: HEX, size: HEX] => { Action::RemoveMemory { ipa: Ipa(ipa), size } }
-    "logging" [ipa: HEX, size: HEX, is_enabled: ON_OFF] => {
+    "remove-memory" [ipa: ADDRESS, size: ADDRESS] => { Action::RemoveMemory { ipa: Ipa(ipa), size } }
+    "logging" [ipa: ADDRESS, size: ADDRESS, is_enabled: ON_OFF] => {
         Action::SetLogging { ipa: Ipa(ipa), size, is_enabled }
     }
-    "read-log" [ipa: HEX, size: HEX] => { Action::ReadLog { ipa: Ipa(ipa), size } }
-    "resume" [ipa: HEX, access: ACCESSES, status: STATUSES, level: DECIMAL] => {
+    "read-log" [ipa: ADDRESS, size: ADDRESS] => { Action::ReadLog { ipa: Ipa(ipa), size } }
+    "resume" [ipa: ADDRESS, access: ACCESSES, status: STATUSES, level: DECIMAL] => {
         Action::Resume { ipa: Ipa(ipa), access, status, level }
     }
 }
@@ -186,26 +186,33 @@ impl<T: Copy + PartialEq> TextForm<T> for Keywords<T> {
 }
 
 const MISSING_ARGUMENT: &str = "an argument is missing";
+const OUT_OF_RANGE: &str = "expected a number in range";
 
 fn parse_number<T: TryFrom<i128>>(word: &str) -> ParseResult<T> {
     let number = match word.strip_prefix("0x") {
         Some(hex) => i128::from_str_radix(hex, 16),
         None => word.parse(),
     };
-    number.ok().and_then(|number| number.try_into().ok()).ok_or("expected a number in range")
+    number.ok().and_then(|number| number.try_into().ok()).ok_or(OUT_OF_RANGE)
 }
 
 /// A number, written in hexadecimal or decimal.
 struct NumberForm {
     is_hex: bool,
+    /// Limit of the number, which it is below.
+    limit: i128,
 }
 
-const HEX: NumberForm = NumberForm { is_hex: true };
-const DECIMAL: NumberForm = NumberForm { is_hex: false };
+const HEX: NumberForm = NumberForm { is_hex: true, limit: 1 << 64 };
+const DECIMAL: NumberForm = NumberForm { is_hex: false, limit: 1 << 64 };
+/// An address or a number of bytes: the end of a range is a number, too.
+const ADDRESS: NumberForm = NumberForm { is_hex: true, limit: 1 << 52 };
 
 impl<T: TryFrom<i128> + Into<i128>> TextForm<T> for NumberForm {
     fn parse(&self, words: &mut Words<'_>) -> ParseResult<T> {
-        parse_number(words.next().ok_or(MISSING_ARGUMENT)?)
+        let number: i128 = parse_number(words.next().ok_or(MISSING_ARGUMENT)?)?;
+        let below = number < self.limit;
+        below.then(|| number.try_into().ok()).flatten().ok_or(OUT_OF_RANGE)
     }
 
     fn write(&self, value: T, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -249,7 +256,8 @@ struct RangeForm;
 impl TextForm<Option<(PhysAddr, u64)>> for RangeForm {
     fn parse(&self, words: &mut Words<'_>) -> ParseResult<Option<(PhysAddr, u64)>> {
         let Some(word) = words.next() else { return Ok(None) };
-        Ok(Some((PhysAddr(parse_number(word)?), HEX.parse(words)?)))
+        let phys: u64 = ADDRESS.parse(&mut word.split_whitespace())?;
+        Ok(Some((PhysAddr(phys), ADDRESS.parse(words)?)))
     }
 
     fn write(&self, range: Option<(PhysAddr, u64)>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -268,13 +276,13 @@ impl TextForm<Tlbi> for TlbiForm {
             None => (word, Scope::Local),
         };
         let leaf_only = name.ends_with("le1");
-        let mut address = || HEX.parse(words).map(Ipa);
+        let mut address = || ADDRESS.parse(words).map(Ipa);
         match name {
             "ipas2e1" | "ipas2le1" => {
                 Ok(Tlbi::Ipa { ipa: address()?, leaf_only, ttl: TtlForm.parse(words)?, scope })
             }
             "ripas2e1" | "ripas2le1" => {
-                let (ipa, size) = (address()?, HEX.parse(words)?);
+                let (ipa, size) = (address()?, ADDRESS.parse(words)?);
                 Ok(Tlbi::Range { ipa, size, ttl: TtlForm.parse(words)?, leaf_only, scope })
             }
             "vmalle1" => Ok(Tlbi::Stage1 { scope }),

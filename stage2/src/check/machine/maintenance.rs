@@ -28,8 +28,8 @@ impl Observer {
     /// Completes invalidations and CMOs of a CPU, if a `DSB` does so.
     pub(super) fn complete(&mut self, cpu: u8, accesses: OrderedAccesses, domain: Domain) {
         let Some(kind) = barrier::dsb(accesses, domain) else { return };
-        self.complete_vmids(cpu, kind);
         let is_nxs = accesses == OrderedAccesses::NonXs;
+        self.complete_vmids(cpu, kind, is_nxs);
         for guest in self.guests.values_mut() {
             match is_nxs {
                 true => guest.checker.barrier(usize::from(cpu), kind, true),
@@ -44,14 +44,14 @@ impl Observer {
         let Some(encoding) = registers.encoding() else { return };
         let Some((vmids, kind)) = tlbi::decode(name, operand, encoding) else { return };
         if vmids == InvalidatedVmids::All {
-            self.vmids.invalidate(cpu, None, kind.scope);
+            self.vmids.invalidate(cpu, None, &kind);
             for guest in self.guests.values_mut() {
                 guest.checker.invalidate_all_vmids(usize::from(cpu), kind);
             }
             return;
         }
         if kind.removed == Removed::Everything {
-            self.vmids.invalidate(cpu, Some(registers.vmid()), kind.scope);
+            self.vmids.invalidate(cpu, Some(registers.vmid()), &kind);
         }
         let number = registers.root().and_then(|root| self.by_root.get(&root));
         if let Some(guest) = number.and_then(|number| self.guests.get_mut(number)) {

@@ -178,8 +178,8 @@ impl Observer {
     }
 
     /// Completes the invalidations of VMIDs by a CPU: guests may then have other ones.
-    pub(super) fn complete_vmids(&mut self, cpu: u8, dsb: Dsb) {
-        for vmid in self.vmids.complete(usize::from(cpu), dsb) {
+    pub(super) fn complete_vmids(&mut self, cpu: u8, dsb: Dsb, is_nxs: bool) {
+        for vmid in self.vmids.complete(usize::from(cpu), dsb, is_nxs) {
             for (number, guest) in &mut self.guests {
                 // A CPU that runs the guest has fetched entries since.
                 if vmid.is_none() || !self.vmids.is_running(*number) {

@@ -4,10 +4,15 @@
 
 use alloc::{collections::BTreeMap, vec, vec::Vec};
 
-use crate::operations::{Dsb, Scope, Vmid};
+use crate::{
+    address::Ipa,
+    check::entry::Invalidation,
+    operations::{Dsb, Scope, Vmid},
+};
 
-/// An invalidation that a CPU has issued and not completed: its VMID, or `None` for all.
-type PendingInvalidation = (Option<Vmid>, Scope);
+/// An invalidation that a CPU has issued and not completed: its VMID, or `None` for all, and whether it
+/// has the qualifier nXS.
+type PendingInvalidation = (Option<Vmid>, Scope, bool);
 
 #[derive(Debug)]
 pub(super) struct Vmids {
@@ -36,20 +41,20 @@ impl Vmids {
     }
 
     /// Records an invalidation of the entries of a VMID, or of all.
-    pub(super) fn invalidate(&mut self, cpu: u8, vmid: Option<Vmid>, scope: Scope) {
-        self.pending[usize::from(cpu)].push((vmid, scope));
+    pub(super) fn invalidate(&mut self, cpu: u8, vmid: Option<Vmid>, kind: &Invalidation<Ipa>) {
+        self.pending[usize::from(cpu)].push((vmid, kind.scope, kind.is_nxs));
     }
 
-    /// Completes the invalidations of a CPU at its DSB. Returns those that affect all CPUs.
-    pub(super) fn complete(&mut self, cpu: usize, dsb: Dsb) -> Vec<Option<Vmid>> {
-        let completes = |scope| match dsb {
-            Dsb::Ish => true,
-            Dsb::Nsh => scope == Scope::Local,
+    /// Completes the invalidations of a CPU at its DSB; one with nXS completes those with nXS. Returns
+    /// those that affect all CPUs.
+    pub(super) fn complete(&mut self, cpu: usize, dsb: Dsb, is_nxs: bool) -> Vec<Option<Vmid>> {
+        let completes = |(_, scope, with_nxs): &mut PendingInvalidation| match dsb {
+            Dsb::Ish => *with_nxs || !is_nxs,
+            Dsb::Nsh => *scope == Scope::Local && (*with_nxs || !is_nxs),
             Dsb::IshSt | Dsb::NshSt => false,
         };
-        let done = self.pending[cpu].extract_if(.., |(_, scope)| completes(*scope));
-        let done: Vec<_> = done.collect();
-        for (vmid, scope) in &done {
+        let done: Vec<_> = self.pending[cpu].extract_if(.., completes).collect();
+        for (vmid, scope, _) in &done {
             for (other, guests) in self.guests.iter_mut().enumerate() {
                 if *scope == Scope::Broadcast || other == cpu {
                     // A CPU that runs the guest has fetched entries since.
@@ -61,8 +66,8 @@ impl Vmids {
                 }
             }
         }
-        let broadcast = done.into_iter().filter(|(_, scope)| *scope == Scope::Broadcast);
-        broadcast.map(|(vmid, _)| vmid).collect()
+        let broadcast = done.into_iter().filter(|(_, scope, _)| *scope == Scope::Broadcast);
+        broadcast.map(|(vmid, ..)| vmid).collect()
     }
 
     /// Returns whether a CPU runs a guest.

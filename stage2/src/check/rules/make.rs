@@ -101,7 +101,7 @@ impl Checker {
                 level: below,
                 ipa: position.ipa + index * self.setup.geometry.span(below),
             };
-            self.make_valid(cpu, &at, entry, StoreKind::Release);
+            self.make_valid(cpu, &at, entry, kind);
         }
     }
 
