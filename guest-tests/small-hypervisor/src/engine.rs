@@ -7,7 +7,7 @@ use granule_stage2::{
     Access, BbmLevel, EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance,
     Operations, PhysAddr, Policy, Stage2, TableAddress,
     descriptor::{Attributes, Descriptor},
-    geometry::{Geometry, Granule},
+    geometry::{Geometry, Granule, Level},
     operations::{Dsb, Order, Scope, Tlbi, UnlinkedTable, Vmid},
     pool::TablePool,
 };
@@ -190,7 +190,15 @@ impl<const INVALIDATES: bool> GuestTable for EngineTable<INVALIDATES> {
 
     fn make_page_writable(&mut self, page: Ipa, memory: Memory) {
         let phys = memory.phys + (page.0 - memory.ipa.0);
-        self.map_as(page, phys, PAGE, attributes(memory.used_for));
+        let attributes = attributes(memory.used_for);
+        // Relaxing also invalidates what this CPU holds of the leaf without the permission, which may
+        // have been added for another CPU. A block that is not writable is split by the map.
+        let is_writable = self.permits(page, true) == Some(true);
+        let block = self.stage2.geometry().largest_leaf_within(BLOCK).filter(|_| is_writable);
+        let mut levels = [Some(Level::PAGE), block].into_iter().flatten();
+        if !levels.any(|level| self.stage2.relax(&self.ops, page, level, attributes).is_ok()) {
+            self.map_as(page, phys, PAGE, attributes);
+        }
     }
 
     fn recover_block(&mut self, memory: Memory) {

@@ -50,8 +50,8 @@ pub trait GuestTable: Send {
     /// Write-protects the leaves of a range.
     fn write_protect(&mut self, ipa: Ipa, size: u64);
 
-    /// Makes one page writable, which `memory` contains. A write-protected block that maps it is
-    /// split.
+    /// Makes one page writable, which `memory` contains, also for a CPU that holds an entry without this
+    /// permission. A write-protected block that maps it is split.
     fn make_page_writable(&mut self, page: Ipa, memory: Memory);
 
     /// Maps memory as a block that is mapped in pages.

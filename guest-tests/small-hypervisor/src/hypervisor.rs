@@ -51,9 +51,10 @@ impl Vm {
         let memory = self.memory(ipa);
         let page = Ipa(ipa.0 & !(PAGE - 1));
         match self.table.permits(ipa, writes) {
+            // Also if the other CPU has made it writable: this one may hold the entry without.
+            Some(_) if writes => self.table.make_page_writable(page, memory),
             // The other CPU has handled it.
-            Some(true) => {}
-            Some(false) => self.table.make_page_writable(page, memory),
+            Some(_) => {}
             None => self.table.map(self.mappable(page, memory)),
         }
     }

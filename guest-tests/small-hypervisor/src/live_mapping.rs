@@ -168,6 +168,10 @@ impl<const COMPLETES: bool> GuestTable for LiveTable<COMPLETES> {
     }
 
     fn make_page_writable(&mut self, page: Ipa, memory: Memory) {
+        // Each change is invalidated on all CPUs, so that none holds an earlier permission.
+        if self.permits(page, true) == Some(true) {
+            return;
+        }
         if self.leaf(page).is_some_and(|(_, is_block)| !is_block) {
             return self.set_flags((page, PAGE), WRITE, Stage2Attributes::empty());
         }
