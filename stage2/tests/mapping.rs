@@ -10,14 +10,13 @@ mod support;
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, BbmLevel, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance,
-    PhysAddr, Policy, Stage2, UnmapBatching,
-    check::{Action, Checker, Event, Recorder, StoreKind},
+    Access, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance, PhysAddr,
+    Policy, Stage2, UnmapBatching,
+    check::{Action, Checker, Recorder},
     descriptor::{Attributes, Descriptor, MemoryType},
     epoch::EpochReclaim,
     fault::Resolution,
     geometry::{Geometry, Granule, Level},
-    operations::Tlbi,
 };
 use support::{
     ALL_FEATURES, BLOCK, MEMORY, PAGE, PoolOps,
@@ -287,91 +286,6 @@ fn a_fault_on_a_replaced_page_makes_no_block_writable_under_dirty_logging() {
 
     assert_eq!(done, Ok(Resolution::Retry));
     assert_eq!(checker.lock().unwrap().violations(), []);
-}
-
-/// Returns the stores of a shared walker that coalesces a table of pages into a block.
-fn coalesce_stores(bbm: BbmLevel, write: bool) -> Vec<(Descriptor, Descriptor)> {
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let features = Features { bbm, ..ALL_FEATURES };
-    let (pool, table, mut memcache) = fixture_with(geometry, features, Policy::GRANULE, 32);
-    let (reclaim, events) = (EpochReclaim::new(1), Mutex::new(Vec::<Event>::new()));
-    let ops = Recorder::new(pool_ops(&pool, &reclaim, 0), 0, &events);
-    let pages = MapRequest { max_leaf_size: PAGE, ..request(0, BLOCK) };
-    table.map_shared(&ops, &mut memcache, &pages).unwrap();
-    let before = events.lock().unwrap().len();
-    let attributes = Attributes { write, ..Attributes::READ };
-    let block = MapRequest::new(Ipa(0), MEMORY, BLOCK, attributes);
-    table.map_shared(&ops, &mut memcache, &block).unwrap();
-    let events = events.into_inner().unwrap();
-    let stored = events[before..].iter().filter_map(|event| match event.action {
-        Action::Store { old, new, .. } => Some((old, new)),
-        _ => None,
-    });
-    stored.collect()
-}
-
-/// Returns the actions of an exclusive walker that splits a block, or maps it with a memory type.
-fn change_block(features: Features, memory: Option<MemoryType>) -> Vec<Action> {
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let (pool, mut table, mut memcache) = fixture_with(geometry, features, Policy::GRANULE, 32);
-    let (reclaim, events) = (EpochReclaim::new(1), Mutex::new(Vec::<Event>::new()));
-    let ops = Recorder::new(pool_ops(&pool, &reclaim, 0), 0, &events);
-    table.map(&ops, &mut memcache, &request(0, BLOCK)).unwrap();
-    let before = events.lock().unwrap().len();
-    match memory {
-        None => table.split(&ops, &mut memcache, Ipa(0), BLOCK).unwrap(),
-        Some(memory) => {
-            let attributes = Attributes { memory, ..Attributes::READ_WRITE };
-            let request = MapRequest { attributes, ..request(0, BLOCK) };
-            table.map(&ops, &mut memcache, &request).unwrap();
-        }
-    }
-    events.into_inner().unwrap().drain(before..).map(|event| event.action).collect()
-}
-
-#[test]
-fn a_split_with_nt_ends_with_an_invalidation_of_the_block() {
-    for (bbm, invalidations) in [(BbmLevel::L3, 1), (BbmLevel::L2, 2), (BbmLevel::L1, 2)] {
-        let actions = change_block(Features { bbm, ..ALL_FEATURES }, None);
-
-        let is_tlbi = |action: &Action| matches!(action, Action::Tlbi(Tlbi::Ipa { .. }));
-        let is_link =
-            |action: &Action| matches!(action, Action::Store { kind: StoreKind::Release, .. });
-        let link = actions.iter().rposition(is_link).unwrap();
-        assert_eq!(actions.iter().filter(|action| is_tlbi(action)).count(), invalidations);
-        assert!(actions[link..].iter().any(is_tlbi), "{bbm:?}");
-    }
-}
-
-#[test]
-fn memory_that_becomes_uncached_is_cleaned_with_fwb_too() {
-    for fwb in [false, true] {
-        let features = Features { fwb, ..ALL_FEATURES };
-        for memory in [MemoryType::Device, MemoryType::NonCacheable] {
-            let actions = change_block(features, Some(memory));
-
-            let clean = Action::CleanInvalidate { phys: MEMORY, size: BLOCK };
-            let at = actions.iter().position(|action| *action == clean).unwrap();
-            let makes =
-                |action: &Action| matches!(action, Action::Store { new, .. } if new.is_valid());
-            let make = actions.iter().position(makes).unwrap();
-            assert!(at < make, "{memory:?}, FWB {fwb}");
-        }
-    }
-}
-
-#[test]
-fn coalescing_needs_no_break_with_bbm_3_and_equal_permissions() {
-    let breaks = |bbm, write| {
-        let stores = coalesce_stores(bbm, write);
-        assert!(!stores.is_empty());
-        stores.iter().any(|(_, new)| !new.is_valid())
-    };
-
-    assert!(!breaks(BbmLevel::L3, true));
-    // With FEAT_BBM level 2, nT needs two stores. A change of permissions needs a break.
-    assert!(breaks(BbmLevel::L2, true) && breaks(BbmLevel::L1, true) && breaks(BbmLevel::L0, true));
-    assert!(breaks(BbmLevel::L3, false));
 }
 
 #[test]
