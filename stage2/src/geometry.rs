@@ -263,6 +263,22 @@ impl Geometry {
         self.start
     }
 
+    /// Returns the fields TG0, SL0 and T0SZ of VTCR_EL2, in their places (Arm ARM D19.2). The CPU walks
+    /// the tables only as this geometry describes them.
+    pub const fn vtcr_fields(&self) -> u64 {
+        let (tg0, lowest_sl0) = match self.granule {
+            Granule::K4 => (0, 2),
+            Granule::K64 => (1, 3),
+            Granule::K16 => (2, 3),
+        };
+        // With pages of 4K, 3 selects level 3.
+        let sl0 = match (self.granule, self.start.number()) {
+            (Granule::K4, 3) => 3,
+            (_, level) => lowest_sl0 - level as u64,
+        };
+        tg0 << 14 | sl0 << 6 | (64 - self.ipa_bits as u64)
+    }
+
     /// Returns the number of root tables, which are contiguous in memory.
     pub const fn root_tables(&self) -> u64 {
         self.root_tables
@@ -343,6 +359,18 @@ mod tests {
         assert_eq!(of_4k, [2, 2, 3, 3, 3, 4, 4]);
         assert_eq!([32, 40, 42, 48].map(|bits| levels(Granule::K64, bits)), [1, 2, 2, 3]);
         assert_eq!(levels(Granule::K16, 40), 2);
+    }
+
+    #[test]
+    fn fields_of_vtcr_are_those_of_the_manual() {
+        let fields = |granule, bits| Geometry::new(granule, bits).unwrap().vtcr_fields();
+
+        // T0SZ, SL0 << 6, TG0 << 14: level 1 of 4K, level 0 of 4K, level 2 of 4K, 64K and 16K.
+        assert_eq!(fields(Granule::K4, 39), 25 | 1 << 6);
+        assert_eq!(fields(Granule::K4, 48), 16 | 2 << 6);
+        assert_eq!(fields(Granule::K4, 32), 32);
+        assert_eq!(fields(Granule::K64, 40), 24 | 1 << 6 | 1 << 14);
+        assert_eq!(fields(Granule::K16, 40), 24 | 1 << 6 | 2 << 14);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use granule_stage2::{
 
 use crate::{
     cpu,
-    guest_table::{BLOCK, GuestTable, Memory, PAGE, Use, VMID},
+    guest_table::{BLOCK, GuestTable, Memory, PAGE, Use, VMID, VTCR},
     instruction,
     once::Once,
     read_register,
@@ -143,6 +143,8 @@ impl<const INVALIDATES: bool> EngineTable<INVALIDATES> {
     /// The table exists.
     pub fn create() -> Self {
         let geometry = const { Geometry::new(Granule::K4, 39) }.expect("a valid IPA width");
+        // Addresses of 40 bits, inner shareable, write-back: the CPU walks what the engine stores.
+        assert_eq!(VTCR, 0x8002_3500 | geometry.vtcr_fields());
         let base = PhysAddr((&raw const TABLE_WORDS) as u64);
         let pool = TablePool::new(base, &geometry, &TABLE_WORDS.0[..], &METADATA[..]);
         let pool: &'static Pool =
