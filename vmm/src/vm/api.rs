@@ -28,9 +28,10 @@ use super::{
 /// Timeout of a client's request, and of each write to the client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Attempts to lock the folder of a socket, and the time between them.
-const LOCK_ATTEMPTS: u32 = 50;
-const LOCK_RETRY_INTERVAL: Duration = Duration::from_micros(200);
+/// Attempts to lock the folder of a socket, and the time between them. Another run holds the lock for
+/// microseconds, or some milliseconds if it has to wait for a CPU.
+const LOCK_ATTEMPTS: u32 = 100;
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A socket file, identified by device and inode, so that a replacement is not mistaken for it.
 /// Dropping it removes the file.
