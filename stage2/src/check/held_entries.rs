@@ -15,7 +15,7 @@ pub(super) struct Extent {
 
 impl Extent {
     /// Returns whether a DSB of this extent completes an invalidation of another one.
-    const fn completes(self, invalidation: Self) -> bool {
+    pub(super) const fn completes(self, invalidation: Self) -> bool {
         (self.is_broadcast || !invalidation.is_broadcast) && (!self.is_nxs || invalidation.is_nxs)
     }
 }

@@ -6,13 +6,12 @@ use alloc::{collections::BTreeMap, vec, vec::Vec};
 
 use crate::{
     address::Ipa,
-    check::entry::Invalidation,
+    check::{entry::Invalidation, held_entries::Extent},
     operations::{Dsb, Scope, Vmid},
 };
 
-/// An invalidation that a CPU has issued and not completed: its VMID, or `None` for all, and whether it
-/// has the qualifier nXS.
-type PendingInvalidation = (Option<Vmid>, Scope, bool);
+/// An invalidation that a CPU has issued and not completed: its VMID, or `None` for all.
+type PendingInvalidation = (Option<Vmid>, Extent);
 
 #[derive(Debug)]
 pub(super) struct Vmids {
@@ -42,21 +41,21 @@ impl Vmids {
 
     /// Records an invalidation of the entries of a VMID, or of all.
     pub(super) fn invalidate(&mut self, cpu: u8, vmid: Option<Vmid>, kind: &Invalidation<Ipa>) {
-        self.pending[usize::from(cpu)].push((vmid, kind.scope, kind.is_nxs));
+        let is_broadcast = kind.scope == Scope::Broadcast;
+        self.pending[usize::from(cpu)].push((vmid, Extent { is_broadcast, is_nxs: kind.is_nxs }));
     }
 
-    /// Completes the invalidations of a CPU at its DSB; one with nXS completes those with nXS. Returns
-    /// those that affect all CPUs.
+    /// Completes the invalidations of a CPU at its DSB. Returns those that affect all CPUs.
     pub(super) fn complete(&mut self, cpu: usize, dsb: Dsb, is_nxs: bool) -> Vec<Option<Vmid>> {
-        let completes = |(_, scope, with_nxs): &mut PendingInvalidation| match dsb {
-            Dsb::Ish => *with_nxs || !is_nxs,
-            Dsb::Nsh => *scope == Scope::Local && (*with_nxs || !is_nxs),
-            Dsb::IshSt | Dsb::NshSt => false,
-        };
+        if matches!(dsb, Dsb::IshSt | Dsb::NshSt) {
+            return Vec::new();
+        }
+        let barrier = Extent { is_broadcast: dsb == Dsb::Ish, is_nxs };
+        let completes = |(_, extent): &mut PendingInvalidation| barrier.completes(*extent);
         let done: Vec<_> = self.pending[cpu].extract_if(.., completes).collect();
-        for (vmid, scope, _) in &done {
+        for (vmid, extent) in &done {
             for (other, guests) in self.guests.iter_mut().enumerate() {
-                if *scope == Scope::Broadcast || other == cpu {
+                if extent.is_broadcast || other == cpu {
                     // A CPU that runs the guest has fetched entries since.
                     let runs = |own| self.running[other].is_some_and(|(vmid, _)| vmid == own);
                     guests.retain(|own, _| match vmid {
@@ -66,8 +65,8 @@ impl Vmids {
                 }
             }
         }
-        let broadcast = done.into_iter().filter(|(_, scope, _)| *scope == Scope::Broadcast);
-        broadcast.map(|(vmid, ..)| vmid).collect()
+        let broadcast = done.into_iter().filter(|(_, extent)| extent.is_broadcast);
+        broadcast.map(|(vmid, _)| vmid).collect()
     }
 
     /// Returns whether a CPU runs a guest.
