@@ -84,10 +84,7 @@ pub fn measure(
     jobs: &[PlannedJob],
 ) -> Result<Option<Measurement>, LabError> {
     let kernels = std::slice::from_ref(kernel);
-    let _in_use = match queue.shell.is_dry_run() {
-        true => Vec::new(),
-        false => mark_in_use(kernels, jobs, cache)?,
-    };
+    let _in_use = mark_in_use(queue.shell, kernels, jobs, cache)?;
     queue.run_directory.add_kernels(queue.shell, kernels)?;
     let results = queue.run(kernels, jobs).pop().unwrap_or_default();
     if queue.shell.is_dry_run() {

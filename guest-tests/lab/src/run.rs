@@ -101,7 +101,7 @@ pub fn run(given: &Options) -> Result<RunStatus, LabError> {
         }
         ExecutorKind::Slurm => {
             // The jobs mark their kernels themselves.
-            let _in_use = mark_in_use(&[], &plan.jobs(), preparation.cache())?;
+            let _in_use = mark_in_use(shell, &[], &plan.jobs(), preparation.cache())?;
             drop(preparation);
             slurm::run(&plan, &run_directory, &executor, &progress)?
         }
@@ -161,7 +161,7 @@ fn run_locally(
     let shell = Shell::new(false);
     let kernels = preparation.build_all(progress)?;
     let jobs = plan.jobs();
-    let _in_use = mark_in_use(&kernels, &jobs, preparation.cache())?;
+    let _in_use = mark_in_use(shell, &kernels, &jobs, preparation.cache())?;
     drop(preparation);
     run_directory.add_kernels(shell, &kernels)?;
     let queue = JobQueue {

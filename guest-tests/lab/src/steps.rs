@@ -106,7 +106,9 @@ fn job(plan: &Plan, index: usize) -> Result<(), LabError> {
     check_index(index, indices.len())?;
     let at = indices[index];
     let (kernel, job) = (plan.kernels[at.kernel].open()?, &jobs[at.job]);
+    let shell = Shell::new(false);
     let _in_use = mark_in_use(
+        shell,
         slice::from_ref(&kernel),
         slice::from_ref(job),
         &Paths::new(&plan.options.common)?.cache,
@@ -119,7 +121,6 @@ fn job(plan: &Plan, index: usize) -> Result<(), LabError> {
         eprintln!("lab: {} {} is done", kernel.name, job.name);
         return Ok(());
     }
-    let shell = Shell::new(false);
     run_directory.add_kernel(shell, &kernel)?;
     // The same job may run a second time, after its machine was lost. Each attempt has a directory,
     // and the first that ends is published.

@@ -145,10 +145,7 @@ fn plan_jobs(
     let _lock = lock_cache(shell, &paths.cache)?;
     let tests = test_programs(shell, &run, &paths.cache, None, progress)?;
     let jobs = matrix::jobs(&run, page_size, &tests);
-    let in_use = match shell.is_dry_run() {
-        true => Vec::new(),
-        false => mark_in_use(&[], &jobs, &paths.cache)?,
-    };
+    let in_use = mark_in_use(shell, &[], &jobs, &paths.cache)?;
     Ok((jobs, in_use))
 }
 

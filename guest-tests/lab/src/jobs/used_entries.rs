@@ -5,15 +5,19 @@
 use std::{collections::BTreeSet, fs::File, path::Path};
 
 use super::matrix::PlannedJob;
-use crate::{command::CommandError, in_use, kernel::image::Kernel};
+use crate::{command::CommandError, in_use, kernel::image::Kernel, shell::Shell};
 
 /// Marks the entries of the cache with these kernels, and with the files of these jobs, as in use until
-/// the marks are dropped. Other files have no mark.
+/// the marks are dropped. Other files have no mark; a dry run marks none.
 pub fn mark_in_use(
+    shell: Shell,
     kernels: &[Kernel],
     jobs: &[PlannedJob],
     cache: &Path,
 ) -> Result<Vec<File>, CommandError> {
+    if shell.is_dry_run() {
+        return Ok(Vec::new());
+    }
     let images = kernels.iter().map(|kernel| &*kernel.image);
     let files = jobs.iter().flat_map(|job| job.work.files()).map(|(_, file)| file);
     let entry = |path: &Path| {
@@ -45,11 +49,15 @@ mod tests {
             matrix::jobs(&line, PageSize::Kib4, &[(test, Vec::new())])
         };
 
-        let marks = mark_in_use(&[], &jobs(suite.join("aarch64/test")), cache.path()).unwrap();
+        let mark = |shell, test| mark_in_use(shell, &[], &jobs(test), cache.path()).unwrap();
+        let [shell, dry_run] = [false, true].map(Shell::new);
+
+        let marks = mark(shell, suite.join("aarch64/test"));
 
         assert!(in_use::lock_for_removal(&suite).unwrap().is_none());
         drop(marks);
         assert!(in_use::lock_for_removal(&suite).unwrap().is_some());
-        assert!(mark_in_use(&[], &jobs("/x/test".into()), cache.path()).unwrap().is_empty());
+        assert!(mark(shell, "/x/test".into()).is_empty());
+        assert!(mark(dry_run, suite.join("aarch64/test")).is_empty());
     }
 }
