@@ -3,6 +3,7 @@
 
 pub mod arch;
 pub mod devices;
+mod folder;
 pub mod kvm;
 pub mod memory;
 mod random;

@@ -24,6 +24,7 @@ use super::{
     api_request::{ApiRequest, Response, error_response, parse},
     privileges::Identity,
 };
+use crate::folder::folder_of;
 
 /// Timeout of a client's request, and of each write to the client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -118,8 +119,7 @@ impl BoundSocket {
 /// Locks the folder of a path against other runs that bind a socket in it. Goes on without a lock if a
 /// VM holds it for long, which saves to this folder, or the folder cannot be read.
 fn lock_folder(path: &Path) -> Option<File> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let folder = File::open(parent.unwrap_or(Path::new("."))).ok()?;
+    let folder = File::open(folder_of(path)).ok()?;
     for _ in 0..LOCK_ATTEMPTS {
         match folder.try_lock() {
             Ok(()) => return Some(folder),

@@ -39,6 +39,7 @@ use super::{
 use crate::{
     arch::guest,
     devices::{BootTimer, console_input::InputConsole, console_output::ConsoleOutput},
+    folder::folder_of,
     memory::{GuestMemory, MemoryError, Smaps, on_demand::OnDemand},
     scoped_thread::ScopedThread,
 };
@@ -184,10 +185,7 @@ fn confine_process(
     let confine = options.is_sandboxed;
     let path = options.api_socket.as_deref().unwrap_or(Path::new(""));
     if confine {
-        let folder = socket.as_ref().map(|_| {
-            let folder = path.parent();
-            folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-        });
+        let folder = socket.as_ref().map(|_| folder_of(path));
         let snapshots = options.snapshots.as_ref();
         let snapshots = snapshots.map(|snapshots| snapshots.directory.as_path());
         restrict_file_access(folder, snapshots).map_err(failed(CONFINE_ERROR))?;
@@ -422,13 +420,12 @@ impl RunContext<'_> {
         if self.collects_statistics {
             controller.end_phase("end", start_time.elapsed());
         }
-        let check = || {
-            let smaps = Smaps::read()?;
-            let mut regions = controller.vm.memory.regions().iter();
-            regions.try_for_each(|ram| ram.checked_resident_pages_in(&smaps).map(drop))
-        };
-        if let Err::<_, MemoryError>(error) = check() {
-            log::warn!("guest memory: {}", error_text(&error));
+        let warn = |error: MemoryError| log::warn!("guest memory: {}", error_text(&error));
+        match Smaps::read() {
+            Ok(smaps) => controller.vm.memory.regions().iter().for_each(|ram| {
+                ram.checked_resident_pages_in(&smaps).map_or_else(warn, drop);
+            }),
+            Err(error) => warn(error),
         }
         let Some(file) = stats_file else {
             return Ok(());

@@ -35,7 +35,7 @@ use super::{
     },
     VmState,
 };
-use crate::memory::PageMap;
+use crate::{folder::folder_of, memory::PageMap};
 
 pub(super) const STATE_NAME: &str = "state.jsonl";
 const PARTIAL_STATE_NAME: &str = "state.partial";
@@ -251,8 +251,7 @@ impl SnapshotDirectory {
 
 /// Writes the entry of a new directory to the disk.
 fn sync_parent(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    match File::open(parent.unwrap_or(Path::new("."))) {
+    match File::open(folder_of(path)) {
         // A directory that may be changed but not read cannot be opened.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
         opened => opened?.sync_all(),
