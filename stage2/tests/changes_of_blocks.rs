@@ -20,50 +20,48 @@ fn request(ipa: u64, size: u64) -> MapRequest {
     MapRequest::new(Ipa(ipa), MEMORY + ipa, size, Attributes::READ_WRITE)
 }
 
-/// Returns the stores of a shared walker that coalesces a table of pages into a block.
-fn coalesce_stores(bbm: BbmLevel, write: bool) -> Vec<(Descriptor, Descriptor)> {
+/// Change of a table.
+enum Change {
+    Split,
+    Map(MapRequest),
+    MapShared(MapRequest),
+}
+
+/// Returns the actions of a change after a map.
+fn actions_of(features: Features, first: &MapRequest, change: Change) -> Vec<Action> {
     let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let features = Features { bbm, ..ALL_FEATURES };
-    let (pool, table, mut memcache) = fixture_with(geometry, features, Policy::GRANULE, 32);
+    let (pool, mut table, mut memcache) = fixture_with(geometry, features, Policy::GRANULE, 32);
     let (reclaim, events) = (EpochReclaim::new(1), Mutex::new(Vec::<Event>::new()));
     let ops = Recorder::new(pool_ops(&pool, &reclaim, 0), 0, &events);
-    let pages = MapRequest { max_leaf_size: PAGE, ..request(0, BLOCK) };
-    table.map_shared(&ops, &mut memcache, &pages).unwrap();
+    table.map(&ops, &mut memcache, first).unwrap();
     let before = events.lock().unwrap().len();
+    match change {
+        Change::Split => table.split(&ops, &mut memcache, Ipa(0), BLOCK),
+        Change::Map(request) => table.map(&ops, &mut memcache, &request),
+        Change::MapShared(request) => table.map_shared(&ops, &mut memcache, &request),
+    }
+    .unwrap();
+    events.into_inner().unwrap().drain(before..).map(|event| event.action).collect()
+}
+
+/// Returns the stores of a shared walker that coalesces a table of pages into a block.
+fn coalesce_stores(bbm: BbmLevel, write: bool) -> Vec<(Descriptor, Descriptor)> {
+    let pages = MapRequest { max_leaf_size: PAGE, ..request(0, BLOCK) };
     let attributes = Attributes { write, ..Attributes::READ };
-    let block = MapRequest::new(Ipa(0), MEMORY, BLOCK, attributes);
-    table.map_shared(&ops, &mut memcache, &block).unwrap();
-    let events = events.into_inner().unwrap();
-    let stored = events[before..].iter().filter_map(|event| match event.action {
+    let block = Change::MapShared(MapRequest { attributes, ..request(0, BLOCK) });
+    let actions = actions_of(Features { bbm, ..ALL_FEATURES }, &pages, block);
+    let stored = actions.into_iter().filter_map(|action| match action {
         Action::Store { old, new, .. } => Some((old, new)),
         _ => None,
     });
     stored.collect()
 }
 
-/// Returns the actions of an exclusive walker that splits a block, or maps it with a memory type.
-fn change_block(features: Features, memory: Option<MemoryType>) -> Vec<Action> {
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let (pool, mut table, mut memcache) = fixture_with(geometry, features, Policy::GRANULE, 32);
-    let (reclaim, events) = (EpochReclaim::new(1), Mutex::new(Vec::<Event>::new()));
-    let ops = Recorder::new(pool_ops(&pool, &reclaim, 0), 0, &events);
-    table.map(&ops, &mut memcache, &request(0, BLOCK)).unwrap();
-    let before = events.lock().unwrap().len();
-    match memory {
-        None => table.split(&ops, &mut memcache, Ipa(0), BLOCK).unwrap(),
-        Some(memory) => {
-            let attributes = Attributes { memory, ..Attributes::READ_WRITE };
-            let request = MapRequest { attributes, ..request(0, BLOCK) };
-            table.map(&ops, &mut memcache, &request).unwrap();
-        }
-    }
-    events.into_inner().unwrap().drain(before..).map(|event| event.action).collect()
-}
-
 #[test]
 fn a_split_with_nt_ends_with_an_invalidation_of_the_block() {
     for (bbm, invalidations) in [(BbmLevel::L3, 1), (BbmLevel::L2, 2), (BbmLevel::L1, 2)] {
-        let actions = change_block(Features { bbm, ..ALL_FEATURES }, None);
+        let actions =
+            actions_of(Features { bbm, ..ALL_FEATURES }, &request(0, BLOCK), Change::Split);
 
         let is_tlbi = |action: &Action| matches!(action, Action::Tlbi(Tlbi::Ipa { .. }));
         let is_link =
@@ -79,7 +77,9 @@ fn memory_that_becomes_uncached_is_cleaned_with_fwb_too() {
     for fwb in [false, true] {
         let features = Features { fwb, ..ALL_FEATURES };
         for memory in [MemoryType::Device, MemoryType::NonCacheable] {
-            let actions = change_block(features, Some(memory));
+            let attributes = Attributes { memory, ..Attributes::READ_WRITE };
+            let uncached = Change::Map(MapRequest { attributes, ..request(0, BLOCK) });
+            let actions = actions_of(features, &request(0, BLOCK), uncached);
 
             let clean = Action::CleanInvalidate { phys: MEMORY, size: BLOCK };
             let at = actions.iter().position(|action| *action == clean).unwrap();
