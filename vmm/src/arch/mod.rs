@@ -28,6 +28,8 @@ pub mod aarch64 {
     pub mod vm;
 
     #[cfg(target_arch = "aarch64")]
+    pub mod copy;
+    #[cfg(target_arch = "aarch64")]
     pub mod gic;
     #[cfg(target_arch = "aarch64")]
     mod gic_access;
@@ -46,6 +48,8 @@ pub mod x86_64 {
     pub mod host;
 
     #[cfg(target_arch = "x86_64")]
+    pub mod copy;
+    #[cfg(target_arch = "x86_64")]
     pub mod guest;
     #[cfg(target_arch = "x86_64")]
     pub mod vm;
@@ -58,9 +62,9 @@ use linux_loader::cmdline::Cmdline;
 
 pub use aarch64::state::MachineState;
 #[cfg(target_arch = "aarch64")]
-pub use aarch64::{guest, host, vm};
+pub use aarch64::{copy::copy, guest, host, vm};
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::{guest, host, vm};
+pub use x86_64::{copy::copy, guest, host, vm};
 
 use crate::devices::MmioDeviceInfo;
 

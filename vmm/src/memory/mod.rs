@@ -21,6 +21,7 @@ mod guest_ram;
 mod host_pages;
 pub mod image;
 pub mod layers;
+mod mapped_reader;
 mod mapping;
 pub mod on_demand;
 mod page_set;
@@ -33,6 +34,7 @@ pub mod user_faults;
 
 pub use guest_ram::{GuestMap, GuestMemory, GuestRam, RamOptions, has_node};
 pub use host_pages::{HostPages, HugetlbPool};
+pub use mapped_reader::MappedReader;
 pub use page_set::PageSet;
 pub use pagemap::PageMap;
 pub use plan::BackingPlan;

@@ -18,7 +18,7 @@ use crate::{
         guest::{self, BootLayout, GuestVcpus, Image},
     },
     devices::Bus,
-    memory::GuestMemory,
+    memory::{GuestMemory, MappedReader},
 };
 
 /// A kernel image and its command line, before there is memory for them.
@@ -80,7 +80,9 @@ fn load_initrd(
     let length = usize::try_from(range.end.0 - range.start.0).unwrap_or(usize::MAX);
     let map = memory.map();
     initrd
-        .read(|mut file| Ok(map.read_exact_volatile_from(range.start, &mut file, length)))?
+        .read(|file| {
+            Ok(map.read_exact_volatile_from(range.start, &mut MappedReader::new(file), length))
+        })?
         .map_err(failed("the initramfs cannot be copied into guest memory"))
 }
 

@@ -23,7 +23,7 @@ pub use super::{
 use crate::{
     arch::VmDescription,
     kvm::KvmError,
-    memory::{GuestMap, GuestRam},
+    memory::{GuestMap, GuestRam, MappedReader},
     random::random_bytes,
 };
 
@@ -92,7 +92,7 @@ pub fn create_vcpus(
 
 fn load_kernel(
     memory: &GuestMemoryMmap<impl Bitmap + 'static>,
-    (image, mut file): (&Image, &File),
+    (image, file): (&Image, &File),
     layout: &BootLayout,
 ) -> Result<(), BootError> {
     if let Some(payload) = &image.payload {
@@ -102,7 +102,7 @@ fn load_kernel(
         });
     }
     let base = GuestAddress(layout.kernel.0 - image.text_offset.0);
-    let loaded = PE::load(memory, Some(base), &mut file, None);
+    let loaded = PE::load(memory, Some(base), &mut MappedReader::new(file), None);
     loaded.map(drop).map_err(|source| BootError::Load { object: "the kernel", source })
 }
 
