@@ -114,15 +114,20 @@ impl EmulatedHost {
 
     /// Boots a host with a GIC of version `version`.
     pub fn boot_with_gic(version: u8) -> Self {
-        Self::boot_machine(version, "1536M")
+        Self::boot_machine(version, 1, "1536M")
     }
 
     /// Boots a host with a GICv3 and this memory.
     pub fn boot_with_memory(memory: &str) -> Self {
-        Self::boot_machine(3, memory)
+        Self::boot_machine(3, 1, memory)
     }
 
-    fn boot_machine(version: u8, memory: &str) -> Self {
+    /// Boots a host with a GICv3 and this number of CPUs.
+    pub fn boot_with_cpus(count: u8) -> Self {
+        Self::boot_machine(3, count, "1536M")
+    }
+
+    fn boot_machine(version: u8, cpus: u8, memory: &str) -> Self {
         let guest = guest_directory();
         let files = tempfile::tempdir().unwrap();
         let initrd = build_initrd(&guest, files.path());
@@ -143,7 +148,7 @@ impl EmulatedHost {
             .arg("-M")
             .arg(format!("virt,virtualization=on,gic-version={version}"))
             .args(["-cpu", "neoverse-n1"])
-            .args(["-icount", "shift=0,sleep=off", "-smp", "1", "-m", memory])
+            .args(["-icount", "shift=0,sleep=off", "-smp", &cpus.to_string(), "-m", memory])
             .args(["-nic", "none", "-display", "none", "-serial", "stdio"])
             .args(["-monitor", "none", "-no-reboot"])
             .args(["-global", "virtio-mmio.force-legacy=false"])

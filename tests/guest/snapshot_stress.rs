@@ -5,8 +5,9 @@
 //! mode, saves it again, compares memory and registers of both, and lets the restored guest run on, up
 //! to the next snapshot. For a restore by an order file, the guest is restored once more to record it.
 //! `GRANULE_SNAPSHOTS` sets the number of snapshots for each backing and mode, `GRANULE_BACKING` selects
-//! one backing. The second test compares the memory of the process with that of a restore from
-//! incremental snapshots. The third ends the process while it saves in each way, by SIGKILL and SIGTERM in
+//! one backing. The second test runs guests on memory that is not there yet, as often as
+//! `GRANULE_RESTORES` has it for each backing. The third compares the memory of the process with that of a
+//! restore from incremental snapshots. The fourth ends the process while it saves in each way, by SIGKILL and SIGTERM in
 //! turn; `GRANULE_KILLS` sets how often. `GRANULE_SEED` repeats the moments of a run, which prints its
 //! seed.
 //!
@@ -216,6 +217,38 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
     }
     assert!(identical > 0, "GRANULE_BACKING={only:?} is no backing of this test");
     println!("{identical} snapshots, with identical memory and registers after the restore");
+}
+
+#[test]
+#[ignore = "boots an emulated host: minutes"]
+fn a_restored_guest_runs_while_its_memory_is_filled() {
+    let restores = number_in("GRANULE_RESTORES", 4);
+    let only = env::var("GRANULE_BACKING").ok();
+    // vCPUs take faults beside the threads that fill memory.
+    let mut host = EmulatedHost::boot_with_cpus(2);
+    host.prepare_guest(SHELL_FUNCTIONS);
+    host.run("nice=");
+
+    for backing in ["thp", "4k", "4k,shared=on"] {
+        if only.as_ref().is_some_and(|only| only != backing) {
+            continue;
+        }
+        let mut delays = Delays::new();
+        host.run(&format!("start --memory 96M,backing={backing}; rounds 1; kill -0 $pid"));
+        for number in 0..restores {
+            let delay = delays.below(300);
+            let saved = host.run(&format!("sleep {delay}; save_and_finish"));
+            // Before that, the guest has run on memory that was not there, and the rest was filled.
+            let restored = host.run("restore ,memory=userfaultfd; rounds 2; request_snapshot");
+
+            let context = format!("{backing} {number} after {delay} s");
+            assert!(saved.contains("data_bytes"), "{context}: {saved}");
+            assert_sound(&saved, &context);
+            assert!(restored.contains("data_bytes"), "{context}: {restored}");
+        }
+        assert_sound(&host.run("finish"), backing);
+        println!("{backing}: {restores} guests ran while their memory was filled");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use granule_types::units::HostVirtAddr;
 use granule_vmm::memory::{
     GuestMemory,
-    on_demand::part_of_fault,
+    on_demand::{part_at, region_of},
     user_faults::{MESSAGE_SIZE, fault_address},
 };
 
@@ -39,9 +39,10 @@ fn find_part(memory: &GuestMemory, address: u64) {
         regions.any(|ram| ram.host_range().contains(&HostVirtAddr(address)))
     };
     for unit in UNITS {
-        let found = part_of_fault(memory, unit, HostVirtAddr(address));
+        let found = region_of(memory, HostVirtAddr(address));
         assert_eq!(found.is_some(), is_inside(address));
-        let Some((_, ram, part)) = found else { continue };
+        let Some((_, ram, offset)) = found else { continue };
+        let part = part_at(ram, unit, offset);
         assert!(part.contains(&(address - ram.host_address().0)));
         assert!(part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE));
         assert!(part.end <= ram.size().0 && part.end - part.start <= unit.max(PAGE));

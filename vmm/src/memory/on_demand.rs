@@ -8,10 +8,12 @@
 //! later faults are the kernel's own.
 //!
 //! While a region is registered, the kernel maps no transparent huge page in it, by a fault or by a
-//! collapse, because that would hide missing pages. Regions with transparent huge pages are collapsed
-//! at the end.
+//! collapse, because that would hide missing pages. A kernel that can move pages gets whole huge pages:
+//! a page of a thread is filled and moved to the region. Blocks with pages of an order, and those of other
+//! kernels, are filled by smaller pages, and collapsed at the end.
 
 use std::{
+    collections::BTreeSet,
     io,
     ops::Range,
     os::fd::AsFd as _,
@@ -30,6 +32,7 @@ use rustix::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
+use self::buffer::Buffer;
 use super::{
     GuestMemory, GuestRam, MemoryError, PageSet,
     image::{self, file_offsets},
@@ -43,6 +46,8 @@ use crate::{
 
 /// Bytes that are filled at once for a fault on a page that is smaller.
 const CLUSTER: u64 = 64 << 10;
+/// Largest huge page that is filled as a whole for a fault, whose thread waits.
+const LARGEST_MOVED: u64 = 2 << 20;
 /// Bytes of an order that are read and filled at once.
 const CHUNK: u64 = 1 << 20;
 
@@ -67,11 +72,15 @@ struct Source {
     faults: UserFaults,
     image: LayeredImage,
     memory: GuestMemory,
+    /// Parts that are filled first, by small pages.
+    order: Order,
     /// Bytes that are filled for a fault, unless its page is larger.
     unit: u64,
     /// Pages of the image that faults have filled, if they are recorded. A guest can refault pages without
     /// end, so each has one bit.
     recorded: Option<Mutex<PageSet>>,
+    /// Offsets of blocks in the image that were moved for faults, so that they are not read once more.
+    moved: Mutex<BTreeSet<u64>>,
     /// Times in which faults were answered.
     fill_times: Arc<StallHistogram>,
 }
@@ -98,14 +107,16 @@ impl OnDemand {
             faults,
             image,
             memory: memory.clone(),
+            order: order.to_vec(),
             unit,
             recorded: (!fills_all).then(Mutex::default),
+            moved: Mutex::default(),
             fill_times: Arc::default(),
         });
         for ram in memory.regions() {
             source.faults.register(&ram.host_range()).map_err(failed)?;
         }
-        source.fill_order(order).map_err(failed)?;
+        source.fill_order().map_err(failed)?;
         let in_handler = Arc::clone(&source);
         let handler = ScopedThread::start("fault-handler", move |stop| {
             if let Err(error) = in_handler.answer_faults(stop) {
@@ -167,7 +178,7 @@ impl OnDemand {
 impl Source {
     /// Answers faults until the stop.
     fn answer_faults(&self, stop: &EventFd) -> io::Result<()> {
-        let mut buffer = Vec::new();
+        let mut buffer = Buffer::default();
         loop {
             let mut fds = [self.faults.as_fd(), borrow_event(stop)]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -184,10 +195,11 @@ impl Source {
     }
 
     /// Records the part of a fault and fills it.
-    fn answer(&self, address: HostVirtAddr, buffer: &mut Vec<u8>) -> io::Result<()> {
-        let Some((start, ram, part)) = part_of_fault(&self.memory, self.unit, address) else {
+    fn answer(&self, address: HostVirtAddr, buffer: &mut Buffer) -> io::Result<()> {
+        let Some((start, ram, offset)) = region_of(&self.memory, address) else {
             return Ok(());
         };
+        let part = self.part_of(start, ram, offset);
         if let Some(pages) = &self.recorded {
             let page = |offset| usize::try_from((start + offset) / image::PAGE as u64).unwrap_or(0);
             pages.lock().insert(page(part.start)..page(part.end));
@@ -198,10 +210,10 @@ impl Source {
         self.faults.wake(&(HostVirtAddr(page)..HostVirtAddr(page + page_size(ram))))
     }
 
-    /// Fills what is missing of these parts of the file.
-    fn fill_order(&self, order: &[Range<u64>]) -> io::Result<()> {
-        let mut buffer = Vec::new();
-        for (start, ram, part) in order.iter().flat_map(|part| pages_of(&self.memory, part)) {
+    /// Fills what is missing of the parts of the order.
+    fn fill_order(&self) -> io::Result<()> {
+        let mut buffer = Buffer::default();
+        for (start, ram, part) in self.order.iter().flat_map(|part| pages_of(&self.memory, part)) {
             let mut at = part.start;
             while at < part.end {
                 let end = part.end.min(at + CHUNK.max(page_size(ram)));
@@ -214,7 +226,7 @@ impl Source {
 
     /// Fills all data, and then ends the faults. Returns `None` if it was stopped.
     fn fill_all(&self, is_stopped: impl Fn() -> bool) -> io::Result<Option<()>> {
-        let mut buffer = Vec::new();
+        let mut buffer = Buffer::default();
         // A part may have several ranges of data, and is filled once.
         let mut filled = 0;
         for (start, ram) in file_offsets(&self.memory) {
@@ -226,10 +238,12 @@ impl Source {
                     }
                     #[cfg(test)]
                     self.end_faults_early(at)?;
-                    let part = part_at(ram, self.unit, at - start);
+                    let part = self.part_of(start, ram, at - start);
                     at = start + part.end;
                     filled = at;
-                    self.fill(start, ram, part, &mut buffer)?;
+                    if !self.moved.lock().contains(&(start + part.start)) {
+                        self.fill(start, ram, part, &mut buffer)?;
+                    }
                 }
             }
         }
@@ -255,21 +269,70 @@ impl Source {
         Ok(())
     }
 
+    /// Returns the part of a region that is filled at once and contains an offset in the region, whose
+    /// offset in the file is `start`.
+    fn part_of(&self, start: u64, ram: &GuestRam, offset: u64) -> Range<u64> {
+        self.moved_block(start, ram, offset).unwrap_or_else(|| part_at(ram, self.unit, offset))
+    }
+
+    /// Returns the block of a region that contains an offset in it, if it is filled by moving a huge page.
+    fn moved_block(&self, start: u64, ram: &GuestRam, offset: u64) -> Option<Range<u64>> {
+        let Bytes(size) = ram.plan().page_size();
+        let block = offset / size * size..(offset / size + 1) * size;
+        let is_movable = self.recorded.is_none()
+            && self.faults.can_move()
+            && ram.plan().is_movable()
+            && size <= LARGEST_MOVED
+            && block.end <= ram.size().0;
+        let ordered = self.order.partition_point(|part| part.end <= start + block.start);
+        let is_ordered = self.order.get(ordered).is_some_and(|part| part.start < start + block.end);
+        (is_movable && !is_ordered).then_some(block)
+    }
+
     /// Fills what is missing of a part of a region, whose offset in the file is `start`.
     fn fill(
         &self,
         start: u64,
         ram: &GuestRam,
         part: Range<u64>,
-        buffer: &mut Vec<u8>,
+        buffer: &mut Buffer,
     ) -> io::Result<()> {
-        buffer.resize(usize::try_from(part.end - part.start).unwrap_or(0), 0);
-        self.image.read_exact_at(buffer, start + part.start)?;
-        let to = ram.host_address().0 + part.start;
+        if self.moved_block(start, ram, part.start).as_ref() == Some(&part) {
+            return self.move_block(start, ram, part.start, buffer);
+        }
+        let bytes = buffer.bytes(usize::try_from(part.end - part.start).unwrap_or(0));
+        self.image.read_exact_at(bytes, start + part.start)?;
+        self.copy(ram, part.start, bytes)
+    }
+
+    /// Fills the block at an offset in a region by a huge page. What exists in it stays, and its other
+    /// pages are copied.
+    fn move_block(
+        &self,
+        start: u64,
+        ram: &GuestRam,
+        offset: u64,
+        buffer: &mut Buffer,
+    ) -> io::Result<()> {
+        let bytes = buffer.huge_page(ram).map_err(io::Error::other)?;
+        self.image.read_exact_at(bytes, start + offset)?;
+        let moved = self.faults.move_pages(HostVirtAddr(ram.host_address().0 + offset), bytes);
+        if moved == bytes.len() {
+            self.moved.lock().insert(start + offset);
+            return Ok(());
+        }
+        self.copy(ram, offset + moved as u64, &bytes[moved..])?;
+        buffer.drop_huge_page();
+        Ok(())
+    }
+
+    /// Copies bytes to the missing pages from an offset in a region on.
+    fn copy(&self, ram: &GuestRam, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let to = ram.host_address().0 + offset;
         let page = usize::try_from(page_size(ram)).unwrap_or(usize::MAX);
         let mut at = 0;
-        while at < buffer.len() {
-            at += match self.faults.fill(HostVirtAddr(to + at as u64), &buffer[at..]) {
+        while at < bytes.len() {
+            at += match self.faults.fill(HostVirtAddr(to + at as u64), &bytes[at..]) {
                 Ok(filled) => filled,
                 Err(error) => match Errno::from_io_error(&error) {
                     Some(Errno::EXIST) => page,
@@ -285,20 +348,16 @@ impl Source {
     }
 }
 
-/// Returns the part that is filled for a fault at an address, `unit` bytes or a page: the region, its
-/// offset in the file, and the part by offset in the region. No region has other addresses.
-pub fn part_of_fault(
-    memory: &GuestMemory,
-    unit: u64,
-    address: HostVirtAddr,
-) -> Option<(u64, &GuestRam, Range<u64>)> {
+/// Returns the region with an address, its offset in the file, and the offset of the address in the
+/// region.
+pub fn region_of(memory: &GuestMemory, address: HostVirtAddr) -> Option<(u64, &GuestRam, u64)> {
     let mut regions = file_offsets(memory);
     let (start, ram) = regions.find(|(_, ram)| ram.host_range().contains(&address))?;
-    Some((start, ram, part_at(ram, unit, address.0 - ram.host_address().0)))
+    Some((start, ram, address.0 - ram.host_address().0))
 }
 
-/// Returns the part of a region that is filled at once and contains an offset in the region.
-fn part_at(ram: &GuestRam, unit: u64, offset: u64) -> Range<u64> {
+/// Returns the part of a region that contains an offset in it: `unit` bytes or a page.
+pub fn part_at(ram: &GuestRam, unit: u64, offset: u64) -> Range<u64> {
     let unit = page_size(ram).max(unit);
     let start = offset / unit * unit;
     start..(start + unit).min(ram.size().0)
@@ -327,6 +386,7 @@ const fn page_size(ram: &GuestRam) -> u64 {
     size
 }
 
+mod buffer;
 #[cfg(test)]
 mod end_of_faults;
 #[cfg(test)]

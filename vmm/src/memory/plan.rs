@@ -121,6 +121,11 @@ impl BackingPlan {
         matches!(self.page_type, PageType::Hugetlb)
     }
 
+    /// Returns whether the memory has private transparent huge pages of a block, which the kernel can move.
+    pub(super) const fn is_movable(&self) -> bool {
+        !self.is_shared && matches!(self.page_type, PageType::Transparent)
+    }
+
     /// Returns the hugetlb page size as encoded in the flags of `mmap` and `memfd_create`: its
     /// binary logarithm, shifted by `MAP_HUGE_SHIFT`.
     const fn huge_size_bits(&self) -> i32 {

@@ -24,6 +24,8 @@ const UFFDIO: u32 = 0xaa;
 /// Version of the interface, `UFFD_API`.
 const API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
+/// Feature of Linux 6.8 and newer, `UFFD_FEATURE_MOVE`.
+const FEATURE_MOVE: u64 = 1 << 16;
 /// Type of a message about a missing page, `UFFD_EVENT_PAGEFAULT`.
 const EVENT_PAGEFAULT: u8 = 0x12;
 /// Size of a message, `struct uffd_msg`.
@@ -61,15 +63,28 @@ struct CopyRequest {
     copied: i64,
 }
 
+#[repr(C)]
+struct MoveRequest {
+    to: u64,
+    from: u64,
+    length: u64,
+    mode: u64,
+    moved: i64,
+}
+
 ioctl_iowr_nr!(UFFDIO_API, UFFDIO, 0x3f, ApiRequest);
 ioctl_iowr_nr!(UFFDIO_REGISTER, UFFDIO, 0x00, RegisterRequest);
 ioctl_ior_nr!(UFFDIO_UNREGISTER, UFFDIO, 0x01, RangeRequest);
 ioctl_ior_nr!(UFFDIO_WAKE, UFFDIO, 0x02, RangeRequest);
 ioctl_iowr_nr!(UFFDIO_COPY, UFFDIO, 0x03, CopyRequest);
+ioctl_iowr_nr!(UFFDIO_MOVE, UFFDIO, 0x05, MoveRequest);
 
 /// Faults of this process on missing pages, of threads in user space and in the kernel.
 #[derive(Debug)]
-pub struct UserFaults(File);
+pub struct UserFaults {
+    file: File,
+    features: u64,
+}
 
 impl UserFaults {
     /// Opens a file descriptor for faults.
@@ -83,12 +98,12 @@ impl UserFaults {
         let mut request = ApiRequest { api: API, ..ApiRequest::default() };
         // SAFETY: the kernel reads and writes this request only.
         check(unsafe { ioctl_with_mut_ref(&file, UFFDIO_API(), &mut request) })?;
-        Ok(Self(file))
+        Ok(Self { file, features: request.features })
     }
 
     /// Returns another file descriptor for the same faults.
     pub fn try_clone(&self) -> io::Result<Self> {
-        self.0.try_clone().map(Self)
+        Ok(Self { file: self.file.try_clone()?, features: self.features })
     }
 
     /// Reports faults on missing pages of a range from now on.
@@ -96,21 +111,21 @@ impl UserFaults {
         let mut request =
             RegisterRequest { range: range_request(range), mode: REGISTER_MODE_MISSING, ioctls: 0 };
         // SAFETY: the kernel reads and writes this request only; accesses to the range wait.
-        check(unsafe { ioctl_with_mut_ref(&self.0, UFFDIO_REGISTER(), &mut request) })
+        check(unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_REGISTER(), &mut request) })
     }
 
     /// Ends the reports of a range: missing pages are zero. Threads that wait continue.
     pub fn unregister(&self, range: &Range<HostVirtAddr>) -> io::Result<()> {
         let request = range_request(range);
         // SAFETY: the kernel reads this request only.
-        check(unsafe { ioctl_with_ref(&self.0, UFFDIO_UNREGISTER(), &request) })
+        check(unsafe { ioctl_with_ref(&self.file, UFFDIO_UNREGISTER(), &request) })
     }
 
     /// Continues the threads that wait for pages of a range.
     pub fn wake(&self, range: &Range<HostVirtAddr>) -> io::Result<()> {
         let request = range_request(range);
         // SAFETY: the kernel reads this request only.
-        check(unsafe { ioctl_with_ref(&self.0, UFFDIO_WAKE(), &request) })
+        check(unsafe { ioctl_with_ref(&self.file, UFFDIO_WAKE(), &request) })
     }
 
     /// Fills missing pages from `to` on with `bytes`, and continues the threads that wait for them.
@@ -127,7 +142,7 @@ impl UserFaults {
             copied: 0,
         };
         // SAFETY: the kernel reads `bytes` and this request, and writes missing pages only.
-        match check(unsafe { ioctl_with_mut_ref(&self.0, UFFDIO_COPY(), &mut request) }) {
+        match check(unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_COPY(), &mut request) }) {
             Ok(()) => Ok(bytes.len()),
             Err(error) => match usize::try_from(request.copied) {
                 Ok(copied @ 1..) => Ok(copied),
@@ -136,10 +151,34 @@ impl UserFaults {
         }
     }
 
+    /// Returns whether the kernel can [move](Self::move_pages) pages (Linux 6.8 and newer).
+    pub const fn can_move(&self) -> bool {
+        self.features & FEATURE_MOVE != 0
+    }
+
+    /// Moves pages of private memory to missing pages from `to` on, which leaves zeros, and continues the
+    /// threads that wait for them. A huge page is moved as a whole if `bytes` and `to` are aligned to it.
+    /// Returns the number of bytes that were moved.
+    pub fn move_pages(&self, to: HostVirtAddr, bytes: &mut [u8]) -> usize {
+        let mut request = MoveRequest {
+            to: to.0,
+            from: bytes.as_mut_ptr().addr() as u64,
+            length: bytes.len() as u64,
+            mode: 0,
+            moved: 0,
+        };
+        // SAFETY: the kernel writes this request, missing pages, and zeros to `bytes`, which nothing else
+        // accesses.
+        match check(unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_MOVE(), &mut request) }) {
+            Ok(()) => bytes.len(),
+            Err(_) => usize::try_from(request.moved).unwrap_or(0),
+        }
+    }
+
     /// Returns the address of the next fault, or `None` if there is none at present.
     pub fn next(&self) -> io::Result<Option<HostVirtAddr>> {
         let mut message = [0; MESSAGE_SIZE];
-        match (&self.0).read_exact(&mut message) {
+        match (&self.file).read_exact(&mut message) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             read => read?,
         }
@@ -156,7 +195,7 @@ pub fn fault_address(message: &[u8; MESSAGE_SIZE]) -> Option<HostVirtAddr> {
 
 impl AsFd for UserFaults {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
     }
 }
 

@@ -45,6 +45,20 @@ pub(super) fn fail(error: io::Error) {
     panic!("{error}");
 }
 
+/// Returns what fills memory, without its threads.
+fn source(image: Arc<File>, faults: UserFaults, memory: &GuestMemory, order: Order) -> Source {
+    Source {
+        faults,
+        image: image.into(),
+        memory: memory.clone(),
+        order,
+        unit: CLUSTER,
+        recorded: None,
+        moved: Mutex::default(),
+        fill_times: Arc::default(),
+    }
+}
+
 fn check_contents(memory: &GuestMemory, pages: impl Iterator<Item = u64>) {
     for page in pages {
         let word: u64 = memory.map().read_obj(GuestAddress(START + page * 4096)).unwrap();
@@ -117,6 +131,49 @@ fn all_data_is_filled_beside_accesses_on_each_backing() {
         let word: u64 = memory.map().read_obj(GuestAddress(START)).unwrap();
         assert_eq!(word, 7, "{backing}");
     }
+}
+
+#[test]
+fn blocks_without_pages_of_the_order_are_filled_by_huge_pages() {
+    let Some((file, faults)) = image_and_faults() else { return };
+    if !faults.can_move() {
+        return skip("pages cannot be moved: that takes Linux 6.8");
+    }
+    let Some(memory) = memory_or_skip("anonymous_thp") else { return };
+    let ram = &memory.regions()[0];
+    faults.register(&ram.host_range()).unwrap();
+    let ordered = (3 << 20)..(3 << 20) + 4096;
+    let source = source(file, faults, &memory, vec![ordered]);
+
+    source.fill_order().unwrap();
+    let mut buffer = Buffer::default();
+    let filled = [0, 3 << 20, (3 << 20) + CLUSTER, 4 << 20].map(|offset| {
+        let part = source.part_of(0, ram, offset);
+        source.fill(0, ram, part.clone(), &mut buffer).unwrap();
+        part
+    });
+
+    let sizes = filled.map(|part| part.end - part.start);
+    assert_eq!(sizes, [2 << 20, CLUSTER, CLUSTER, 2 << 20]);
+    let resident = ram.resident_pages().unwrap().resident_bytes;
+    assert_eq!(resident.get(&(2 << 20)), Some(&(4 << 20)), "{resident:?}");
+    check_contents(&memory, (0..512).chain(768..800).chain(1024..1536));
+}
+
+#[test]
+fn a_block_with_a_page_is_filled_around_it() {
+    let Some((file, faults)) = image_and_faults() else { return };
+    let Some(memory) = memory_or_skip("anonymous_thp") else { return };
+    let ram = &memory.regions()[0];
+    let page = HostVirtAddr(ram.host_address().0 + 7 * 4096);
+    faults.register(&ram.host_range()).unwrap();
+    let source = source(file, faults, &memory, Order::new());
+
+    source.faults.fill(page, &[9; 4096]).unwrap();
+    source.move_block(0, ram, 0, &mut Buffer::default()).unwrap();
+
+    let byte = |page: u64| memory.map().read_obj::<u8>(GuestAddress(START + page * 4096)).unwrap();
+    assert_eq!([0, 3, 6, 7, 9, 510].map(byte), [1, 4, 7, 9, 10, 255]);
 }
 
 #[test]
