@@ -229,6 +229,9 @@ impl GuestRam {
         let PageType::SmallTransparent(size) = self.plan().page_type() else {
             return Ok(residency);
         };
+        if residency.base_pages.0 == 0 {
+            return Ok(residency.with_small_thp(Bytes(0)));
+        }
         let base = self.plan().base_page_size();
         Ok(match pagemap::bytes_in_pages(&self.host_range(), base, size)? {
             // A page of a block consists of smaller ones.

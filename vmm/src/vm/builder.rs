@@ -8,8 +8,7 @@
 
 use std::{cell::Cell, fs::File, sync::Arc};
 
-use granule_types::units::Bytes;
-use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
@@ -21,7 +20,7 @@ use super::{
     outcome::{VmError, failed},
     snapshot::OpenSnapshot,
     stage2_prefault,
-    start::{Start, resume_devices},
+    start::{PlacedStart, Start, resume_devices},
     vcpu::{RunControl, RunState, VcpuContext},
     vcpu_threads::VcpuThreads,
 };
@@ -37,7 +36,7 @@ use crate::{
         virtio::{balloon::BalloonHandle, block::Disk, console::Console},
     },
     kvm::{
-        self, dirty_ring::DirtyRings, memslot::Memslot, read_only_page::ReadOnlyPage,
+        self, KvmError, dirty_ring::DirtyRings, memslot::Memslot, read_only_page::ReadOnlyPage,
         stats::Statistics,
     },
     memory::{
@@ -165,16 +164,11 @@ pub fn build(
     kvm::check_vcpu_count(&files.kvm, config.vcpus.saturating_add(has_helper.into()))?;
     let generation = generation::new_page(&start)?;
     let interrupts = interrupt_count(&config.devices, generation.is_some())?;
-    let is_restored = matches!(start, Start::Restore(..));
     let memory = guest_memory(config, &start, connections.earlier_memory)?;
     let start = start.with_memory(&memory)?;
     let snapshot = start.snapshot();
 
-    let ipa_bits = start.ipa_bits().or(config.ipa_bits);
-    let (vm, ipa_bits) = guest::create_vm(&files.kvm, memory.regions(), ipa_bits)?;
-    enable_eager_split(&vm, config.eager_split, is_restored)?;
-    kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)?;
-    let rings = config.dirty_log.enable_rings(&vm)?;
+    let (vm, ipa_bits, rings) = create_vm(config, &files.kvm, &memory, &start)?;
     let slots = (0..)
         .zip(memory.regions())
         .map(|(number, ram)| Memslot::new(&vm, number, Arc::clone(ram)))
@@ -280,15 +274,36 @@ fn restore_counter(snapshot: &OpenSnapshot, vcpus: &[VcpuFd]) -> Result<Option<u
     Ok(vcpus.first().map(guest::counter).transpose()?)
 }
 
-/// Enables eager splitting, if it is requested. A restored VM goes on without it.
-fn enable_eager_split(vm: &VmFd, chunk: Option<Bytes>, is_restored: bool) -> Result<(), VmError> {
-    match chunk.map_or(Ok(()), |chunk| guest::enable_eager_split(vm, chunk)) {
-        Err(error) if is_restored => {
-            log::warn!("the VM of the snapshot goes on without an option: {error}");
-            Ok(())
+/// Creates a VM with its capabilities. Returns it, its IPA width and its dirty rings.
+fn create_vm(
+    config: &VmConfig,
+    kvm: &Kvm,
+    memory: &GuestMemory,
+    start: &PlacedStart<'_>,
+) -> Result<(VmFd, u8, Option<Arc<DirtyRings>>), VmError> {
+    let snapshot = start.snapshot();
+    let ipa_bits = start.ipa_bits().or(config.ipa_bits);
+    let create = || {
+        let (vm, ipa_bits) = guest::create_vm(kvm, memory.regions(), ipa_bits)?;
+        let eager_split = config.eager_split.map(|chunk| guest::enable_eager_split(&vm, chunk));
+        match eager_split {
+            Some(Err(error)) if snapshot.is_some() => {
+                log::warn!("the VM of the snapshot goes on without an option: {error}");
+            }
+            enabled => enabled.unwrap_or(Ok(()))?,
         }
-        enabled => Ok(enabled?),
-    }
+        kvm::enable_vm_capabilities(&vm, &config.vm_capabilities)?;
+        let rings = config.dirty_log.enable_rings(&vm)?;
+        Ok((vm, ipa_bits, rings))
+    };
+    create().map_err(|error: KvmError| match snapshot {
+        // Its options cannot be changed.
+        Some(snapshot) => failed(format!(
+            "{}: this host lacks what the saved VM uses: restore it on a host that has it",
+            snapshot.name
+        ))(error),
+        None => error.into(),
+    })
 }
 
 /// Reports whether the host has the NUMA node of a zone; a restored VM goes on without it.

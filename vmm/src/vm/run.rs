@@ -421,7 +421,11 @@ impl RunContext<'_> {
             controller.end_phase("end", start_time.elapsed());
         }
         let warn = |error: MemoryError| log::warn!("guest memory: {}", error_text(&error));
+        // Memory that is being filled is in small pages.
+        let is_filled =
+            controller.vm.on_demand.as_ref().is_none_or(|demand| demand.check_complete().is_ok());
         match Smaps::read() {
+            Ok(_) if !is_filled => {}
             Ok(smaps) => controller.vm.memory.regions().iter().for_each(|ram| {
                 ram.checked_resident_pages_in(&smaps).map_or_else(warn, drop);
             }),

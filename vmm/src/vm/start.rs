@@ -6,7 +6,10 @@
 
 use std::{fs::File, io, ops::Range, process, sync::Arc, thread};
 
-use granule_types::units::{Bytes, GuestAddress};
+use granule_types::{
+    error_text,
+    units::{Bytes, GuestAddress},
+};
 use kvm_ioctls::VmFd;
 
 use super::{
@@ -146,7 +149,11 @@ impl<'a> PlacedStart<'a> {
         guest::restore_interrupts(&vcpus.fds, &vcpus.controller, machine)
             .map_err(failed(name()))?;
         if let MemorySource::OnDemand(_, Some(file)) = source {
-            populate_stage2(vm, vcpus, memory, file.order().unwrap_or_default())?;
+            // It only saves faults.
+            if let Err(error) = populate_stage2(vm, vcpus, memory, file.order().unwrap_or_default())
+            {
+                log::warn!("stage 2 is populated by faults only: {}", error_text(&error));
+            }
         }
         Ok(on_demand)
     }
