@@ -3,8 +3,8 @@
 //!
 //! `read()` looks each page up and copies it with stores of 8 bytes, as the kernel does not use vector
 //! registers. In a mapping, one fault maps the neighbours that are in the page cache, and the copy uses
-//! vector registers. A window of the file is mapped at a time, so that the resident memory grows by
-//! [`WINDOW`] at most. A file of a file system without mappings is read.
+//! vector registers. Pages are dropped from the mapping when they are copied, so that the resident memory
+//! grows by [`CHUNK`] at most. A file of a file system without mappings is read.
 //!
 //! An access behind the end of a file that becomes shorter meanwhile is a SIGBUS, whose handler ends the
 //! process with a message.
@@ -20,8 +20,9 @@ use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice, bitmap::Bitmap
 
 use crate::arch::copy;
 
-/// Bytes of the file that are mapped at once, a multiple of each page size.
-const WINDOW: usize = 512 << 10;
+/// Bytes that are copied before their pages are dropped: those that a fault maps, and a multiple of each
+/// page size.
+const CHUNK: usize = 64 << 10;
 
 /// Reader of a file from its position on.
 #[derive(Debug)]
@@ -33,25 +34,30 @@ impl<'a> MappedReader<'a> {
         Self(file)
     }
 
-    /// Copies the bytes at a position to the start of `target`, as many as it has room for and the file
-    /// and its window have.
-    fn copy_window<B: BitmapSlice>(
+    /// Copies the bytes at a position to `target`, up to the end of either. Returns their number.
+    fn copy_mapped<B: BitmapSlice>(
         &self,
         position: u64,
         target: &VolatileSlice<'_, B>,
     ) -> io::Result<usize> {
         let rest = usize::try_from(self.0.metadata()?.len().saturating_sub(position));
-        let skipped = usize::try_from(position % WINDOW as u64).unwrap_or(0);
-        let length = target.len().min(WINDOW - skipped).min(rest.unwrap_or(usize::MAX));
+        let length = target.len().min(rest.unwrap_or(usize::MAX));
         if length == 0 {
             return Ok(0);
         }
-        let window = Window::map(self.0, position - skipped as u64, skipped + length)?;
-        let bytes = window.start.cast::<u8>().wrapping_add(skipped);
+        let skipped = usize::try_from(position % CHUNK as u64).unwrap_or(0);
+        let pages = MappedPages::new(self.0, position - skipped as u64, skipped + length)?;
         let memory = target.ptr_guard_mut();
-        // SAFETY: the window has `length` bytes from `skipped` on, and the target has them; guest memory
-        // is no part of a mapping that this function creates.
-        unsafe { copy(bytes, memory.as_ptr(), length) };
+        for start in (0..skipped + length).step_by(CHUNK) {
+            let end = (skipped + length).min(start + CHUNK);
+            let first = start.max(skipped);
+            let from = pages.start.cast::<u8>().wrapping_add(first);
+            let to = memory.as_ptr().wrapping_add(first - skipped);
+            // SAFETY: both ranges are in the mapping and the target; guest memory is no part of a mapping
+            // that this function creates.
+            unsafe { copy(from, to, end - first) };
+            pages.drop_part(start, end - start)?;
+        }
         target.bitmap().mark_dirty(0, length);
         Ok(length)
     }
@@ -76,49 +82,50 @@ impl ReadVolatile for MappedReader<'_> {
         slice: &mut VolatileSlice<'_, B>,
     ) -> Result<usize, VolatileMemoryError> {
         let start = self.0.stream_position().map_err(VolatileMemoryError::IOError)?;
-        let mut done = 0;
-        while done < slice.len() {
-            let mut target = slice.offset(done)?;
-            let position = start + done as u64;
-            done += match self.copy_window(position, &target) {
-                Ok(0) => break,
-                Ok(copied) => copied,
-                // The file system has no mappings, or the process may have no more.
-                Err(_) => {
-                    self.0.seek(SeekFrom::Start(position)).map_err(VolatileMemoryError::IOError)?;
-                    match self.0.read_volatile(&mut target)? {
-                        0 => break,
-                        read => read,
-                    }
-                }
-            };
+        if let Ok(copied) = self.copy_mapped(start, slice) {
+            let end = SeekFrom::Start(start + copied as u64);
+            self.0.seek(end).map_err(VolatileMemoryError::IOError)?;
+            return Ok(copied);
         }
-        let end = SeekFrom::Start(start + done as u64);
-        self.0.seek(end).map_err(VolatileMemoryError::IOError)?;
-        Ok(done)
+        // The file system has no mappings, or the process may have no more.
+        let mut read = 0;
+        loop {
+            match self.0.read_volatile(&mut slice.offset(read)?)? {
+                0 => return Ok(read),
+                more => read += more,
+            }
+        }
     }
 }
 
 /// Mapped part of a file.
-struct Window {
+struct MappedPages {
     start: *mut libc::c_void,
     length: usize,
 }
 
-impl Window {
-    fn map(file: &File, offset: u64, length: usize) -> io::Result<Self> {
+impl MappedPages {
+    /// Maps `length` bytes from an offset on, a multiple of the page size.
+    fn new(file: &File, offset: u64, length: usize) -> io::Result<Self> {
         let (protection, flags) = (ProtFlags::READ, MapFlags::PRIVATE);
         // SAFETY: a mapping at an address that the kernel chooses overlaps no other memory.
         let start = unsafe { mmap(ptr::null_mut(), length, protection, flags, file, offset) }?;
-        let window = Self { start, length };
-        // An unmapped page does not count as used once more, and more is read ahead from a disk.
+        let pages = Self { start, length };
+        // A dropped page does not count as used once more, and more is read ahead from a disk.
         // SAFETY: the range is mapped; the advice changes no contents.
         unsafe { madvise(start, length, Advice::Sequential) }?;
-        Ok(window)
+        Ok(pages)
+    }
+
+    /// Drops the pages of a part from the mapping; an access maps them again.
+    fn drop_part(&self, offset: usize, length: usize) -> io::Result<()> {
+        let start = self.start.wrapping_byte_add(offset);
+        // SAFETY: the part is mapped and was not written to.
+        Ok(unsafe { madvise(start, length, Advice::LinuxDontNeed) }?)
     }
 }
 
-impl Drop for Window {
+impl Drop for MappedPages {
     fn drop(&mut self) {
         // SAFETY: this value owns the range and unmaps it once.
         let _ = unsafe { munmap(self.start, self.length) };
@@ -134,9 +141,9 @@ mod tests {
 
     use super::*;
 
-    const SIZE: usize = 2 * WINDOW + 12_345;
+    const SIZE: usize = 2 * CHUNK + 12_345;
 
-    /// Returns a file whose bytes differ from window to window.
+    /// Returns a file whose bytes differ from chunk to chunk.
     fn file() -> (File, Vec<u8>) {
         let bytes: Vec<_> = (0..SIZE).map(|at| u8::try_from(at % 251).unwrap()).collect();
         let mut file = tempfile::tempfile().unwrap();
@@ -145,13 +152,13 @@ mod tests {
     }
 
     fn memory() -> GuestMemoryMmap {
-        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 * WINDOW)]).unwrap()
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 * CHUNK)]).unwrap()
     }
 
     #[test]
     fn bytes_from_any_position_are_copied_to_any_address() {
         let (mut file, bytes) = file();
-        for (from, to) in [(0, 0), (1, 0), (4096, 17), (WINDOW - 1, 4095), (SIZE - 300, 1)] {
+        for (from, to) in [(0, 0), (1, 0), (4096, 17), (CHUNK - 1, 4095), (SIZE - 300, 1)] {
             let memory = memory();
             file.seek(SeekFrom::Start(from as u64)).unwrap();
 
@@ -174,7 +181,7 @@ mod tests {
         file.rewind().unwrap();
 
         let all =
-            memory().read_volatile_from(GuestAddress(0), &mut MappedReader::new(&file), 3 * WINDOW);
+            memory().read_volatile_from(GuestAddress(0), &mut MappedReader::new(&file), 3 * CHUNK);
 
         assert_eq!(all.unwrap(), SIZE);
     }
@@ -186,7 +193,7 @@ mod tests {
         let Ok(mut file) = File::open(path) else {
             return skip(format_args!("{path} cannot be opened"));
         };
-        assert!(Window::map(&file, 0, 4096).is_err());
+        assert!(MappedPages::new(&file, 0, 4096).is_err());
         let memory = memory();
 
         let read =
