@@ -20,9 +20,8 @@ use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice, bitmap::Bitmap
 
 use crate::arch::copy;
 
-/// Bytes that are copied before their pages are dropped: those that a fault maps, and a multiple of each
-/// page size.
-const CHUNK: usize = 64 << 10;
+/// Bytes that are copied before their pages are dropped, a multiple of each page size.
+const CHUNK: usize = 128 << 10;
 
 /// Reader of a file from its position on.
 #[derive(Debug)]
