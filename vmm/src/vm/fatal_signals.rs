@@ -12,8 +12,9 @@ use super::{
     terminal,
 };
 
-const BUS_ERROR: &[u8] = b"granule: memory cannot be accessed (SIGBUS): a mapped file (memory=map) \
-    became shorter or cannot be read, a cgroup limits hugetlb pages, or memory of the host is broken\n";
+const BUS_ERROR: &[u8] = b"granule: memory cannot be accessed (SIGBUS): a mapped file (kernel, \
+    initramfs, memory=map) became shorter or cannot be read, a cgroup limits hugetlb pages, or memory \
+    of the host is broken\n";
 
 /// Reports accesses to memory that the host cannot provide, of all threads.
 ///
