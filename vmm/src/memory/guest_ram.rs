@@ -195,6 +195,11 @@ impl GuestRam {
         start..HostVirtAddr(start.0 + self.size().0)
     }
 
+    /// Returns whether all pages are of one NUMA node.
+    pub(super) const fn has_node(&self) -> bool {
+        self.options.node.is_some()
+    }
+
     /// Checks that all resident pages have the requested type. Returns their bytes by page size.
     pub fn checked_resident_pages(&self) -> Result<ResidentPages, MemoryError> {
         self.checked_resident_pages_in(&Smaps::read()?)

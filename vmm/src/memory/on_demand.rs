@@ -9,21 +9,22 @@
 //!
 //! While a region is registered, the kernel maps no transparent huge page in it, by a fault or by a
 //! collapse, because that would hide missing pages. A kernel that can move pages gets whole huge pages:
-//! a page of a thread is filled and moved to the region. Blocks with pages of an order, and those of other
-//! kernels, are filled by smaller pages, and collapsed at the end.
+//! a page of a thread is filled and moved to the region. Blocks with pages of an order, and those of a NUMA
+//! node or another kernel, are filled by smaller pages, and collapsed at the end.
 
 use std::{
     collections::BTreeSet,
     io,
     ops::Range,
     os::fd::AsFd as _,
+    slice,
     sync::{Arc, OnceLock},
     time::Instant,
 };
 
 use granule_types::{
     error_text,
-    units::{Bytes, HostVirtAddr},
+    units::{Bytes, GuestAddress, HostVirtAddr},
 };
 use parking_lot::Mutex;
 use rustix::{
@@ -32,11 +33,11 @@ use rustix::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use self::buffer::Buffer;
 use super::{
     GuestMemory, GuestRam, MemoryError, PageSet,
     image::{self, file_offsets},
     layers::LayeredImage,
+    mapping::Mapping,
     user_faults::UserFaults,
 };
 use crate::{
@@ -178,7 +179,7 @@ impl OnDemand {
 impl Source {
     /// Answers faults until the stop.
     fn answer_faults(&self, stop: &EventFd) -> io::Result<()> {
-        let mut buffer = Buffer::default();
+        let mut buffer = Vec::new();
         loop {
             let mut fds = [self.faults.as_fd(), borrow_event(stop)]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -195,7 +196,7 @@ impl Source {
     }
 
     /// Records the part of a fault and fills it.
-    fn answer(&self, address: HostVirtAddr, buffer: &mut Buffer) -> io::Result<()> {
+    fn answer(&self, address: HostVirtAddr, buffer: &mut Vec<u8>) -> io::Result<()> {
         let Some((start, ram, offset)) = region_of(&self.memory, address) else {
             return Ok(());
         };
@@ -212,7 +213,7 @@ impl Source {
 
     /// Fills what is missing of the parts of the order.
     fn fill_order(&self) -> io::Result<()> {
-        let mut buffer = Buffer::default();
+        let mut buffer = Vec::new();
         for (start, ram, part) in self.order.iter().flat_map(|part| pages_of(&self.memory, part)) {
             let mut at = part.start;
             while at < part.end {
@@ -226,7 +227,7 @@ impl Source {
 
     /// Fills all data, and then ends the faults. Returns `None` if it was stopped.
     fn fill_all(&self, is_stopped: impl Fn() -> bool) -> io::Result<Option<()>> {
-        let mut buffer = Buffer::default();
+        let mut buffer = Vec::new();
         // A part may have several ranges of data, and is filled once.
         let mut filled = 0;
         for (start, ram) in file_offsets(&self.memory) {
@@ -282,6 +283,8 @@ impl Source {
         let is_movable = self.recorded.is_none()
             && self.faults.can_move()
             && ram.plan().is_movable()
+            // Pages of a thread are of its node.
+            && !ram.has_node()
             && size <= LARGEST_MOVED
             && block.end <= ram.size().0;
         let ordered = self.order.partition_point(|part| part.end <= start + block.start);
@@ -295,35 +298,35 @@ impl Source {
         start: u64,
         ram: &GuestRam,
         part: Range<u64>,
-        buffer: &mut Buffer,
+        buffer: &mut Vec<u8>,
     ) -> io::Result<()> {
-        if self.moved_block(start, ram, part.start).as_ref() == Some(&part) {
-            return self.move_block(start, ram, part.start, buffer);
+        let is_moved = self.moved_block(start, ram, part.start).as_ref() == Some(&part);
+        if is_moved && let Ok(page) = new_page(ram) {
+            return self.move_block(start, ram, part.start, &page);
         }
-        let bytes = buffer.bytes(usize::try_from(part.end - part.start).unwrap_or(0));
-        self.image.read_exact_at(bytes, start + part.start)?;
-        self.copy(ram, part.start, bytes)
+        buffer.resize(usize::try_from(part.end - part.start).unwrap_or(0), 0);
+        self.image.read_exact_at(buffer, start + part.start)?;
+        self.copy(ram, part.start, buffer)
     }
 
-    /// Fills the block at an offset in a region by a huge page. What exists in it stays, and its other
-    /// pages are copied.
+    /// Fills the block at an offset in a region by a page of its size. What exists in it stays, and its
+    /// other pages are copied.
     fn move_block(
         &self,
         start: u64,
         ram: &GuestRam,
         offset: u64,
-        buffer: &mut Buffer,
+        page: &Mapping,
     ) -> io::Result<()> {
-        let bytes = buffer.huge_page(ram).map_err(io::Error::other)?;
+        // SAFETY: the page has this length, is writable, and has no other user.
+        let bytes = unsafe { slice::from_raw_parts_mut(page.as_ptr(), page.len()) };
         self.image.read_exact_at(bytes, start + offset)?;
         let moved = self.faults.move_pages(HostVirtAddr(ram.host_address().0 + offset), bytes);
         if moved == bytes.len() {
             self.moved.lock().insert(start + offset);
             return Ok(());
         }
-        self.copy(ram, offset + moved as u64, &bytes[moved..])?;
-        buffer.drop_huge_page();
-        Ok(())
+        self.copy(ram, offset + moved as u64, &bytes[moved..])
     }
 
     /// Copies bytes to the missing pages from an offset in a region on.
@@ -346,6 +349,13 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Returns memory of the size of a page of `ram`, which is a huge page when it is filled, if the host has
+/// one. The kernel allocates none for memory whose page was moved, so each page needs a new mapping.
+fn new_page(ram: &GuestRam) -> Result<Mapping, MemoryError> {
+    let (plan, size) = (ram.plan(), ram.plan().page_size());
+    Mapping::new(plan.clone(), size, GuestAddress(0), size, None)
 }
 
 /// Returns the region with an address, its offset in the file, and the offset of the address in the
@@ -386,7 +396,6 @@ const fn page_size(ram: &GuestRam) -> u64 {
     size
 }
 
-mod buffer;
 #[cfg(test)]
 mod end_of_faults;
 #[cfg(test)]

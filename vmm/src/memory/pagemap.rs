@@ -139,7 +139,7 @@ impl PageMap {
                 size: size_of::<ScanRequest>() as u64,
                 start,
                 end: range.end.0,
-                parts: found.as_mut_ptr().addr() as u64,
+                parts: found.as_mut_ptr().expose_provenance() as u64,
                 parts_len: found.len() as u64,
                 any_of: SCANNED_PAGES,
                 returned: SCANNED_PAGES,
@@ -221,7 +221,8 @@ mod tests {
     fn a_scan_finds_the_pages_that_have_words() {
         let host = HostPages::of_this_host().unwrap();
         let plan = BackingPlan::new("anonymous".parse().unwrap(), &host).unwrap();
-        let (base, size) = (host.base_page_size, Bytes::mib(16));
+        let base = host.base_page_size;
+        let size = Bytes(4096 * base.0);
         let memory = Mapping::new(plan, size, GuestAddress(0), base, None).unwrap();
         let start = memory.as_ptr().addr() as u64;
         let page = usize::try_from(base.0).unwrap();

@@ -136,7 +136,7 @@ impl UserFaults {
     pub fn fill(&self, to: HostVirtAddr, bytes: &[u8]) -> io::Result<usize> {
         let mut request = CopyRequest {
             to: to.0,
-            from: bytes.as_ptr().addr() as u64,
+            from: bytes.as_ptr().expose_provenance() as u64,
             length: bytes.len() as u64,
             mode: 0,
             copied: 0,
@@ -162,7 +162,7 @@ impl UserFaults {
     pub fn move_pages(&self, to: HostVirtAddr, bytes: &mut [u8]) -> usize {
         let mut request = MoveRequest {
             to: to.0,
-            from: bytes.as_mut_ptr().addr() as u64,
+            from: bytes.as_mut_ptr().expose_provenance() as u64,
             length: bytes.len() as u64,
             mode: 0,
             moved: 0,

@@ -299,7 +299,7 @@ fn create_vm(
     create().map_err(|error: KvmError| match snapshot {
         // Its options cannot be changed.
         Some(snapshot) => failed(format!(
-            "{}: this host lacks what the saved VM uses: restore it on a host that has it",
+            "{}: this host cannot create a VM with the options of the saved one",
             snapshot.name
         ))(error),
         None => error.into(),

@@ -49,8 +49,10 @@ fn words(memory: &GuestMemory, page: u64) -> [u64; 2] {
 /// Returns the number of huge pages.
 fn fill_beside_accesses(image: &Arc<File>, faults: UserFaults) -> u64 {
     let memory = memory("anonymous_thp").unwrap();
+    // Blocks with pages of an order are filled by small pages.
+    let order: Order = (0..SIZE.0).step_by(2 << 20).map(|start| start..start + 4096).collect();
     let demand =
-        OnDemand::start(faults, &memory, Arc::clone(image).into(), &[], true, fail).unwrap();
+        OnDemand::start(faults, &memory, Arc::clone(image).into(), &order, true, fail).unwrap();
 
     let read_and_write = |first: u64| {
         for page in (0..PAGES / 4).rev().map(|index| index * 4 + first) {

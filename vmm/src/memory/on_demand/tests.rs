@@ -146,7 +146,7 @@ fn blocks_without_pages_of_the_order_are_filled_by_huge_pages() {
     let source = source(file, faults, &memory, vec![ordered]);
 
     source.fill_order().unwrap();
-    let mut buffer = Buffer::default();
+    let mut buffer = Vec::new();
     let filled = [0, 3 << 20, (3 << 20) + CLUSTER, 4 << 20].map(|offset| {
         let part = source.part_of(0, ram, offset);
         source.fill(0, ram, part.clone(), &mut buffer).unwrap();
@@ -170,7 +170,7 @@ fn a_block_with_a_page_is_filled_around_it() {
     let source = source(file, faults, &memory, Order::new());
 
     source.faults.fill(page, &[9; 4096]).unwrap();
-    source.move_block(0, ram, 0, &mut Buffer::default()).unwrap();
+    source.move_block(0, ram, 0, &new_page(ram).unwrap()).unwrap();
 
     let byte = |page: u64| memory.map().read_obj::<u8>(GuestAddress(START + page * 4096)).unwrap();
     assert_eq!([0, 3, 6, 7, 9, 510].map(byte), [1, 4, 7, 9, 10, 255]);
