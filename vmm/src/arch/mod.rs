@@ -28,8 +28,6 @@ pub mod aarch64 {
     pub mod vm;
 
     #[cfg(target_arch = "aarch64")]
-    pub mod copy;
-    #[cfg(target_arch = "aarch64")]
     pub mod gic;
     #[cfg(target_arch = "aarch64")]
     mod gic_access;
@@ -48,8 +46,6 @@ pub mod x86_64 {
     pub mod host;
 
     #[cfg(target_arch = "x86_64")]
-    pub mod copy;
-    #[cfg(target_arch = "x86_64")]
     pub mod guest;
     #[cfg(target_arch = "x86_64")]
     pub mod vm;
@@ -62,9 +58,9 @@ use linux_loader::cmdline::Cmdline;
 
 pub use aarch64::state::MachineState;
 #[cfg(target_arch = "aarch64")]
-pub use aarch64::{copy::copy, guest, host, vm};
+pub use aarch64::{guest, host, vm};
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::{copy::copy, guest, host, vm};
+pub use x86_64::{guest, host, vm};
 
 use crate::devices::MmioDeviceInfo;
 

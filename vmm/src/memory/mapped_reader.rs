@@ -18,7 +18,7 @@ use std::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice, bitmap::BitmapSlice};
 
-use crate::arch::copy;
+use super::copy::copy;
 
 /// Bytes that are copied before their pages are dropped, a multiple of each page size.
 const CHUNK: usize = 128 << 10;

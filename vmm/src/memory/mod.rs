@@ -17,6 +17,7 @@
 //! `granule_types::backing`, its page type in [`BackingPlan::new`].
 
 pub mod changes;
+mod copy;
 mod guest_ram;
 mod host_pages;
 pub mod image;

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Copies of large amounts of memory.
-
-use std::{arch::asm, ptr};
+//! Copies of large amounts of memory, by architecture.
 
 /// Bytes of one turn of the loop.
+#[cfg(target_arch = "aarch64")]
 const TURN: usize = 256;
 
 /// Copies bytes by vector registers: ten instructions for 256 bytes, where `memcpy` of musl takes
 /// over 40.
 ///
 /// # Safety
-/// As for [`ptr::copy_nonoverlapping`].
-pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+/// As for [`std::ptr::copy_nonoverlapping`].
+#[cfg(target_arch = "aarch64")]
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    use std::{arch::asm, ptr};
+
     let turns = length / TURN;
     let (mut from, mut to) = (from, to);
     if turns > 0 {
@@ -43,4 +45,14 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     }
     // SAFETY: the rest of the same ranges.
     unsafe { ptr::copy_nonoverlapping(from, to, length % TURN) };
+}
+
+/// Copies bytes; `memcpy` uses what the CPU has for it.
+///
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`].
+#[cfg(not(target_arch = "aarch64"))]
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller vouches for the ranges.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
 }
