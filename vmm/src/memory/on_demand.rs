@@ -321,7 +321,9 @@ impl Source {
         // SAFETY: the page has this length, is writable, and has no other user.
         let bytes = unsafe { slice::from_raw_parts_mut(page.as_ptr(), page.len()) };
         self.image.read_exact_at(bytes, start + offset)?;
-        let moved = self.faults.move_pages(HostVirtAddr(ram.host_address().0 + offset), bytes);
+        // A part that cannot be moved, for whatever reason, is copied.
+        let to = HostVirtAddr(ram.host_address().0 + offset);
+        let moved = self.faults.move_pages(to, bytes).unwrap_or(0);
         if moved == bytes.len() {
             self.moved.lock().insert(start + offset);
             return Ok(());

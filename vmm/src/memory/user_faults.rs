@@ -54,30 +54,40 @@ struct RegisterRequest {
     ioctls: u64,
 }
 
+/// Pages to copy or to move to missing ones: `struct uffdio_copy` and `struct uffdio_move`.
 #[repr(C)]
-struct CopyRequest {
+struct FillRequest {
     to: u64,
     from: u64,
     length: u64,
     mode: u64,
-    copied: i64,
+    filled: i64,
 }
 
-#[repr(C)]
-struct MoveRequest {
-    to: u64,
-    from: u64,
-    length: u64,
-    mode: u64,
-    moved: i64,
+impl FillRequest {
+    const fn new(to: HostVirtAddr, from: u64, length: u64) -> Self {
+        Self { to: to.0, from, length, mode: 0, filled: 0 }
+    }
+
+    /// Returns the number of bytes that a call filled, which may have ended early.
+    ///
+    /// # Errors
+    /// The call failed at the first page.
+    fn filled(&self, result: libc::c_int) -> io::Result<usize> {
+        let error = io::Error::last_os_error();
+        match usize::try_from(if result == 0 { self.length.cast_signed() } else { self.filled }) {
+            Ok(length) if result == 0 || length > 0 => Ok(length),
+            _ => Err(error),
+        }
+    }
 }
 
 ioctl_iowr_nr!(UFFDIO_API, UFFDIO, 0x3f, ApiRequest);
 ioctl_iowr_nr!(UFFDIO_REGISTER, UFFDIO, 0x00, RegisterRequest);
 ioctl_ior_nr!(UFFDIO_UNREGISTER, UFFDIO, 0x01, RangeRequest);
 ioctl_ior_nr!(UFFDIO_WAKE, UFFDIO, 0x02, RangeRequest);
-ioctl_iowr_nr!(UFFDIO_COPY, UFFDIO, 0x03, CopyRequest);
-ioctl_iowr_nr!(UFFDIO_MOVE, UFFDIO, 0x05, MoveRequest);
+ioctl_iowr_nr!(UFFDIO_COPY, UFFDIO, 0x03, FillRequest);
+ioctl_iowr_nr!(UFFDIO_MOVE, UFFDIO, 0x05, FillRequest);
 
 /// Faults of this process on missing pages, of threads in user space and in the kernel.
 #[derive(Debug)]
@@ -134,21 +144,11 @@ impl UserFaults {
     /// # Errors
     /// The first page is not missing (`EEXIST`), or the kernel cannot fill it.
     pub fn fill(&self, to: HostVirtAddr, bytes: &[u8]) -> io::Result<usize> {
-        let mut request = CopyRequest {
-            to: to.0,
-            from: bytes.as_ptr().expose_provenance() as u64,
-            length: bytes.len() as u64,
-            mode: 0,
-            copied: 0,
-        };
+        let from = bytes.as_ptr().expose_provenance() as u64;
+        let mut request = FillRequest::new(to, from, bytes.len() as u64);
         // SAFETY: the kernel reads `bytes` and this request, and writes missing pages only.
-        match check(unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_COPY(), &mut request) }) {
-            Ok(()) => Ok(bytes.len()),
-            Err(error) => match usize::try_from(request.copied) {
-                Ok(copied @ 1..) => Ok(copied),
-                _ => Err(error),
-            },
-        }
+        let result = unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_COPY(), &mut request) };
+        request.filled(result)
     }
 
     /// Returns whether the kernel can [move](Self::move_pages) pages (Linux 6.8 and newer).
@@ -158,21 +158,17 @@ impl UserFaults {
 
     /// Moves pages of private memory to missing pages from `to` on, which leaves zeros, and continues the
     /// threads that wait for them. A huge page is moved as a whole if `bytes` and `to` are aligned to it.
-    /// Returns the number of bytes that were moved.
-    pub fn move_pages(&self, to: HostVirtAddr, bytes: &mut [u8]) -> usize {
-        let mut request = MoveRequest {
-            to: to.0,
-            from: bytes.as_mut_ptr().expose_provenance() as u64,
-            length: bytes.len() as u64,
-            mode: 0,
-            moved: 0,
-        };
+    /// Returns the number of bytes before a page that cannot be moved, or all.
+    ///
+    /// # Errors
+    /// The kernel cannot move the first page.
+    pub fn move_pages(&self, to: HostVirtAddr, bytes: &mut [u8]) -> io::Result<usize> {
+        let from = bytes.as_mut_ptr().expose_provenance() as u64;
+        let mut request = FillRequest::new(to, from, bytes.len() as u64);
         // SAFETY: the kernel writes this request, missing pages, and zeros to `bytes`, which nothing else
         // accesses.
-        match check(unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_MOVE(), &mut request) }) {
-            Ok(()) => bytes.len(),
-            Err(_) => usize::try_from(request.moved).unwrap_or(0),
-        }
+        let result = unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_MOVE(), &mut request) };
+        request.filled(result)
     }
 
     /// Returns the address of the next fault, or `None` if there is none at present.

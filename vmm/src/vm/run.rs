@@ -424,12 +424,12 @@ impl RunContext<'_> {
         // Memory that is being filled is in small pages.
         let is_filled =
             controller.vm.on_demand.as_ref().is_none_or(|demand| demand.check_complete().is_ok());
-        match Smaps::read() {
-            Ok(_) if !is_filled => {}
-            Ok(smaps) => controller.vm.memory.regions().iter().for_each(|ram| {
+        match is_filled.then(Smaps::read) {
+            None => {}
+            Some(Ok(smaps)) => controller.vm.memory.regions().iter().for_each(|ram| {
                 ram.checked_resident_pages_in(&smaps).map_or_else(warn, drop);
             }),
-            Err(error) => warn(error),
+            Some(Err(error)) => warn(error),
         }
         let Some(file) = stats_file else {
             return Ok(());
