@@ -18,11 +18,15 @@ const TRACE: &str = "
 0 hcr 488000000
 0 table 41180000 1 -
 0 vttbr 1000041180000
+0 hcr 80000001
+0 hcr 488000000
 0 isb
 1 vtcr 80023558
 1 hcr 488000000
 1 table 42180000 1 -
 1 vttbr 2000042180000
+1 hcr 80000001
+1 hcr 488000000
 1 isb
 0 write 41a00000
 0 word 50000000 0 1
@@ -288,6 +292,8 @@ const SHARED: &str = "
 0 table 41180000 1 - 0=41184003
 0 table 41184000 2 - 0=40000041a0077d
 0 vttbr 1000041180000
+0 hcr 80000001
+0 hcr 488000000
 0 isb
 0 word 50000000 0 ff
 0 store 41184000 40000041a0077d 40000041a007fd plain @1
@@ -402,11 +408,22 @@ fn a_violation_without_a_known_cause_has_no_stack() {
 }
 
 #[test]
+fn entries_made_before_a_guest_runs_need_clean_memory_without_fwb() {
+    let (before, _) = SHARED.split_once("0 hcr 80000001").unwrap();
+    let runs = |hcr: u64| rules(&format!("{before}0 hcr {hcr:x}\n0 isb\n"));
+
+    assert_eq!(runs(0x4000_8000_0001), []);
+    assert_eq!(runs(0x8000_0001), [Rule::UncleanReachable]);
+}
+
+#[test]
 fn tables_of_the_host_and_of_nested_guests_are_counted_and_not_checked() {
     let host = SHARED.replace("vttbr 1000041180000", "vttbr 41180000");
     let both = "
 0 table 42180000 1 -
 0 vttbr 2000042180000
+0 hcr 80000001
+0 hcr 488000000
 0 isb
 1 word 50000000 200 0
 0 word 50000000 0 ff
@@ -434,7 +451,8 @@ fn tables_of_16k_and_64k_are_checked() {
         let trace = |cleaned: u64| {
             format!(
                 "0 stack 1 ffff800010053174\n0 vtcr {vtcr:x}\n0 hcr 488000000\n\
-                 0 table 40800000 2 -\n0 vttbr 1000040800000\n0 isb\n0 word 50000000 0 1\n\
+                 0 table 40800000 2 -\n0 vttbr 1000040800000\n0 hcr 80000001\n\
+                 0 hcr 488000000\n0 isb\n0 word 50000000 0 1\n\
                  0 dc civac 41a00000 {cleaned:x} @1\n0 dsb sy\n0 table {table:x} 3 -\n\
                  0 store 40800000 0 {:x} release @1\n\
                  0 store {table:x} 0 40000041a007ff plain @1\n0 word 50000000 1 0\n",

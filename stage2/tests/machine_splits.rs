@@ -12,6 +12,8 @@ const START: &str = "\
 0 hcr 488000000
 0 table 41180000 1 -
 0 vttbr 1000041180000
+0 hcr 80000001
+0 hcr 488000000
 0 isb
 0 word 50000000 0 1
 ";

@@ -20,7 +20,9 @@ impl Observer {
     /// Selects the guest of a CPU's registers, which may be a new one.
     ///
     /// A hypervisor may write VTTBR_EL2 before VTCR_EL2, which is valid when it enables stage 2: then an
-    /// unsupported root is looked at again. Before that, VTCR_EL2 may be that of another guest.
+    /// unsupported root is looked at again. Before that, VTCR_EL2 may be that of another guest. A
+    /// guest is new when it first runs: only then HCR_EL2.FWB says whether the entries that were made
+    /// before need clean memory.
     fn select(&mut self, cpu: u8) {
         let registers = self.registers[usize::from(cpu)];
         if let Some(root) = registers.root()
@@ -30,6 +32,7 @@ impl Observer {
             let is_host = registers.vmid() == Vmid(0);
             match registers.geometry() {
                 _ if is_host => drop(self.host_roots.insert(root)),
+                Some(_) if !registers.runs_guest() => {}
                 Some(geometry) => {
                     self.host_roots.remove(&root);
                     self.totals.unsupported -= u64::from(self.unsupported_roots.remove(&root));
