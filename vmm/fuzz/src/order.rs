@@ -15,7 +15,7 @@ const PAGE: u64 = 4096;
 pub fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     // Random bytes alone seldom pass the check of the first line.
-    let with_header = header(MEMORY_CRC) + text;
+    let with_header = header(MEMORY_CRC, text) + text;
     let memory = guest::zeroed_memory();
     let parsed = [text, &with_header].map(|text| parse(text, MEMORY_CRC));
     for part in parsed.into_iter().filter_map(Result::ok).flatten() {

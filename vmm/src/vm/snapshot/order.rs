@@ -2,8 +2,8 @@
 //! Order file: the parts of a snapshot's memory that a guest accesses after its restore. The first
 //! restore records them, and later ones copy them before the guest runs.
 //!
-//! The first line names the format and the checksum of memory's contents, so that the file of another
-//! snapshot is recognised. Each other line is a part: its offset in the memory file and its length, in
+//! The first line names the format, the checksum of memory's contents, so that the file of another
+//! snapshot is recognised, and the checksum of the other lines. Each other line is a part: its offset in the memory file and its length, in
 //! bytes.
 //!
 //! The first line is written when the others are on the disk: a file without it is empty or has zeros in
@@ -20,10 +20,13 @@ use std::{
     path::Path,
 };
 
-use super::super::outcome::{VmError, failed};
+use super::{
+    super::outcome::{VmError, failed},
+    state::checksum,
+};
 use crate::memory::on_demand::Order;
 
-const FORMAT: &str = "granule.order/2";
+const FORMAT: &str = "granule.order/3";
 /// Smallest page, of which offsets and lengths are multiples.
 const PAGE: u64 = 4096;
 /// Maximum size: the parts of some terabytes.
@@ -89,14 +92,14 @@ impl OrderFile {
         let Contents::Missing(file) = &self.contents else {
             return Ok(());
         };
-        write(file, &header(self.memory_crc), order).map_err(failed(self.name.as_str()))
+        write(file, self.memory_crc, order).map_err(failed(self.name.as_str()))
     }
 }
 
 /// Returns the order in a file, if there is one.
 fn recorded(path: &Path, memory_crc: u32) -> Result<Option<Order>, Box<dyn Error + Send + Sync>> {
     let text = read(path)?;
-    match is_unfinished(&text, &header(memory_crc)) {
+    match is_unfinished(&text, header(memory_crc, "").len()) {
         true => Ok(None),
         false => Ok(Some(parse(&text, memory_crc)?)),
     }
@@ -114,40 +117,49 @@ fn read(path: &Path) -> io::Result<String> {
 
 /// Returns whether a file has no order yet. The zeros in place of its first line are counted, because the
 /// file may be another one that starts with zeros, such as the image of a disk.
-fn is_unfinished(text: &str, header: &str) -> bool {
+fn is_unfinished(text: &str, header_length: usize) -> bool {
     let parts = text.trim_start_matches('\0');
     let zeros = text.len() - parts.len();
     match parts.as_bytes() {
-        [] => zeros <= header.len(),
-        [first, ..] => zeros == header.len() && first.is_ascii_digit(),
+        [] => zeros <= header_length,
+        [first, ..] => zeros == header_length && first.is_ascii_digit(),
     }
 }
 
 /// Writes the parts, and then the first line, in place of what the file has.
-fn write(file: &File, header: &str, order: &[Range<u64>]) -> io::Result<()> {
+fn write(file: &File, memory_crc: u32, order: &[Range<u64>]) -> io::Result<()> {
     let mut parts = String::new();
     for part in order {
         parts += &format!("{} {}\n", part.start, part.end - part.start);
     }
+    let header = header(memory_crc, &parts);
     file.set_len(0)?;
     file.write_all_at(parts.as_bytes(), header.len() as u64)?;
     file.sync_data()?;
     file.write_all_at(header.as_bytes(), 0)
 }
 
-/// Returns the first line of the order file of a snapshot.
-pub fn header(memory_crc: u32) -> String {
-    format!("{FORMAT} {memory_crc:08x}\n")
+/// Returns the first line of the order file of a snapshot, whose length does not depend on the other lines.
+pub fn header(memory_crc: u32, parts: &str) -> String {
+    format!("{FORMAT} {memory_crc:08x} {:08x}\n", checksum(parts))
 }
 
 /// Parses an order file of the snapshot whose memory has this checksum.
 ///
 /// # Errors
-/// It is that of another snapshot, or has a line that is not a part behind the one before it.
+/// It is that of another snapshot, is damaged, or has a line that is not a part behind the one before it.
 pub fn parse(text: &str, memory_crc: u32) -> Result<Order, String> {
-    let Some(lines) = text.strip_prefix(header(memory_crc).as_str()) else {
+    let (first, lines) = text.split_once('\n').unwrap_or((text, ""));
+    if !first.starts_with(&format!("{FORMAT} {memory_crc:08x} ")) {
         return Err("it is not the order file of this snapshot: remove it to record it".to_owned());
-    };
+    }
+    let expected = header(memory_crc, lines);
+    if first != expected.trim_end() {
+        let bytes = lines.len();
+        return Err(format!(
+            "the checksum of its {bytes} bytes behind '{first}' is another: remove it to record it"
+        ));
+    }
     let mut end = 0;
     let part = |line: &str| {
         let refused = |what| format!("'{line}' is {what}: remove the file to record it");
@@ -192,11 +204,12 @@ mod tests {
     fn a_recording_that_was_interrupted_is_repeated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("order");
-        let text = header(7) + "0 4096\n8192 8192\n";
+        let parts = "0 4096\n8192 8192\n";
+        let (first, text) = (header(7, parts), header(7, parts) + parts);
 
         // The contents after each step and within one; the first line is the last step.
-        for length in [0, 1, header(7).len(), text.len() - 4, text.len()] {
-            let zeros = length.min(header(7).len());
+        for length in [0, 1, first.len(), text.len() - 4, text.len()] {
+            let zeros = length.min(first.len());
             fs::write(&path, "\0".repeat(zeros) + &text[zeros..length]).unwrap();
 
             let interrupted = OrderFile::open(&path, 7).unwrap();
@@ -248,12 +261,32 @@ mod tests {
         };
 
         assert!(refusal(8).contains("not the order file of this snapshot"));
+        let write = |parts: &str| fs::write(&path, header(7, parts) + parts).unwrap();
         for line in ["5 4096", "4096", "0 5", "0 -1", "18446744073709547520 8192"] {
-            fs::write(&path, header(7) + line + "\n").unwrap();
+            write(&format!("{line}\n"));
             assert!(refusal(7).contains(&format!("'{line}' is not an offset and a length")));
         }
-        fs::write(&path, header(7) + "0 8192\n4096 8192\n").unwrap();
+        write("0 8192\n4096 8192\n");
         assert!(refusal(7).contains("'4096 8192' is not behind the part before it"));
+    }
+
+    #[test]
+    fn a_damaged_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("order");
+        let parts = "0 4096\n8192 8192\n";
+        let text = header(7, parts) + parts;
+
+        for damaged in [text.replace("4096", "8192"), text[..text.len() - 10].to_owned()] {
+            fs::write(&path, damaged).unwrap();
+
+            let error = OrderFile::open(&path, 7).unwrap_err();
+
+            assert!(
+                error.source().unwrap().to_string().starts_with("the checksum of its"),
+                "{error}"
+            );
+        }
     }
 
     #[test]
@@ -261,7 +294,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
 
-        for contents in ["\0".repeat(8192), "\0\0".to_owned() + "5 4096\n", "\0".repeat(24) + "x"] {
+        let zeros = "\0".repeat(header(7, "").len());
+        for contents in ["\0".repeat(8192), "\0\0".to_owned() + "5 4096\n", zeros + "x"] {
             fs::write(&path, &contents).unwrap();
 
             let error = OrderFile::open(&path, 7).unwrap_err();

@@ -151,7 +151,8 @@ impl VmState {
     }
 }
 
-fn checksum(text: &str) -> u32 {
+/// Returns the checksum of a text.
+pub(super) fn checksum(text: &str) -> u32 {
     let mut crc = Crc::new();
     crc.update(text.as_bytes());
     crc.sum()
