@@ -19,6 +19,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use granule_types::testing::skip;
+
 use super::host::{EmulatedHost, parse_number};
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `start OPTIONS` runs the
@@ -91,8 +93,8 @@ ended() {
     echo "rounds=$(count)="
     grep -a 'differs\|granule:\|Oops\|Call trace' /tmp/out | tail -n 4
 }
-registers() { # All system registers but those of timers, which go on.
-    grep -o '"0x603000000013[0-9a-f]*":"[0-9a-f]*"' $1/state.jsonl | grep -v '"0x603000000013df[01]'
+registers() { # All registers of vCPUs but those of timers, which go on.
+    grep -o '"0x60[0-9a-f]*":"[0-9a-f]*"' $1/state.jsonl | grep -v '"0x603000000013df[01]'
 }
 compare() {
     cmp $from/memory-* $to/memory-* && echo "memory is identical"
@@ -117,6 +119,9 @@ end_while_saving() {
 
 /// Mode of a restore that copies the parts of a recorded order first.
 const ORDERED: &str = ",memory=userfaultfd,order=/tmp/run/order";
+
+/// Enables transparent huge pages smaller than a block, on Linux 6.8 and newer.
+const SMALL_THP: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled";
 
 /// Random delays, whose sequence depends only on the seed.
 struct Delays(u64);
@@ -185,6 +190,8 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
     let mut host = EmulatedHost::boot_with_memory("6G");
     host.run("echo 1 >/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages");
     host.run("echo 60 >/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
+    host.run(&format!("[ ! -e {SMALL_THP} ] || echo always >{SMALL_THP}"));
+    let small_thp = host.run(&format!("echo enabled=$(ls {SMALL_THP} 2>/dev/null | wc -l)="));
     host.prepare_guest(SHELL_FUNCTIONS);
     let mut identical = 0;
 
@@ -193,10 +200,15 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
         ("thp", "96M", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
         ("2m", "96M", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
         ("1g", "1G", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
-        ("4k,shared=on", "96M", &[",memory=copy", ",memory=userfaultfd"]),
-        ("shared_hugetlb", "96M", &[",memory=copy", ",memory=userfaultfd"]),
+        ("4k,shared=on", "96M", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
+        ("shared_hugetlb", "96M", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
+        ("mthp", "96M", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
     ] {
         if only.as_ref().is_some_and(|only| only != backing) {
+            continue;
+        }
+        if backing == "mthp" && parse_number(&small_thp, "enabled") == 0 {
+            skip(format_args!("mthp: the host's kernel has no transparent huge pages of 64K"));
             continue;
         }
         let mut delays = Delays::new();
