@@ -86,6 +86,7 @@ rounds() {
     last=$(($(count) + $1))
     until [ "$(count)" -ge $last ]; do kill -0 $pid 2>/dev/null || break; sleep 0.2; done
 }
+is_running() { kill -0 $pid || { cat /tmp/out; return 1; }; }
 save_and_finish() { request_snapshot 'POST /v1/stop'; ended; }
 finish() { request 'POST /v1/stop' >/dev/null; ended; }
 ended() {
@@ -120,8 +121,11 @@ end_while_saving() {
 /// Mode of a restore that copies the parts of a recorded order first.
 const ORDERED: &str = ",memory=userfaultfd,order=/tmp/run/order";
 
-/// Enables transparent huge pages smaller than a block, on Linux 6.8 and newer.
-const SMALL_THP: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled";
+/// Enables transparent huge pages of 64K, and no larger ones, on Linux 6.8 and newer.
+const ENABLE_SMALL_THP: &str =
+    "cd /sys/kernel/mm/transparent_hugepage; sizes=$(ls -d hugepages-64kB 2>/dev/null | wc -l)
+[ $sizes = 0 ] || { echo never >hugepages-2048kB/enabled; echo always >hugepages-64kB/enabled; }
+cd /; echo sizes=$sizes=";
 
 /// Random delays, whose sequence depends only on the seed.
 struct Delays(u64);
@@ -190,8 +194,6 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
     let mut host = EmulatedHost::boot_with_memory("6G");
     host.run("echo 1 >/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages");
     host.run("echo 60 >/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
-    host.run(&format!("[ ! -e {SMALL_THP} ] || echo always >{SMALL_THP}"));
-    let small_thp = host.run(&format!("echo enabled=$(ls {SMALL_THP} 2>/dev/null | wc -l)="));
     host.prepare_guest(SHELL_FUNCTIONS);
     let mut identical = 0;
 
@@ -207,12 +209,12 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
         if only.as_ref().is_some_and(|only| only != backing) {
             continue;
         }
-        if backing == "mthp" && parse_number(&small_thp, "enabled") == 0 {
+        if backing == "mthp" && parse_number(&host.run(ENABLE_SMALL_THP), "sizes") == 0 {
             skip(format_args!("mthp: the host's kernel has no transparent huge pages of 64K"));
             continue;
         }
         let mut delays = Delays::new();
-        host.run(&format!("start --memory {memory},backing={backing}; rounds 1; kill -0 $pid"));
+        host.run(&format!("start --memory {memory},backing={backing}; rounds 1; is_running"));
         for mode in modes {
             for number in 0..snapshots {
                 let delay = delays.below(300);
@@ -221,7 +223,7 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
                 identical += 1;
             }
             // The round of the last snapshot, and a whole one.
-            let output = host.run("rounds 2; kill -0 $pid; cat /tmp/out");
+            let output = host.run("rounds 2; is_running; cat /tmp/out");
             assert!(output.contains("has ended"), "{backing}{mode}: {output}");
             assert!(!output.contains("differs"), "{backing}{mode}: {output}");
         }
@@ -246,7 +248,7 @@ fn a_restored_guest_runs_while_its_memory_is_filled() {
             continue;
         }
         let mut delays = Delays::new();
-        host.run(&format!("start --memory 96M,backing={backing}; rounds 1; kill -0 $pid"));
+        host.run(&format!("start --memory 96M,backing={backing}; rounds 1; is_running"));
         for number in 0..restores {
             let delay = delays.below(300);
             let saved = host.run(&format!("sleep {delay}; save_and_finish"));
