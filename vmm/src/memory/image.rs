@@ -161,12 +161,15 @@ pub(super) fn chunks(Range { start, end }: Range<u64>) -> impl Iterator<Item = (
         .map(move |offset| (offset, usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK)))
 }
 
-/// Compares 64 bytes at a time, which a compiler does in vector registers: a hugetlb page that the guest
-/// has hardly used consists of zeros, and is read while the guest is stopped.
+/// Compares 64 bytes at a time by words of 16, which need no optimisation to be fast: a hugetlb page that the
+/// guest has hardly used consists of zeros, and is read while the guest is stopped.
 pub(super) fn is_zero(page: &[u8]) -> bool {
     let (blocks, rest) = page.as_chunks::<64>();
-    let any_bit = |bytes: &[u8]| bytes.iter().fold(0, |bits, byte| bits | byte);
-    blocks.iter().all(|block| any_bit(block) == 0) && any_bit(rest) == 0
+    let is_zero = |block: &[u8; 64]| {
+        let words = block.as_chunks::<16>().0.iter().map(|word| u128::from_ne_bytes(*word));
+        words.fold(0, |bits, word| bits | word) == 0
+    };
+    blocks.iter().all(is_zero) && rest.iter().all(|byte| *byte == 0)
 }
 
 /// Sum of the pages that are not zero.
