@@ -74,11 +74,12 @@ impl FillRequest {
     /// # Errors
     /// The call failed at the first page.
     fn filled(&self, result: libc::c_int) -> io::Result<usize> {
-        let error = io::Error::last_os_error();
-        match usize::try_from(if result == 0 { self.length.cast_signed() } else { self.filled }) {
-            Ok(length) if result == 0 || length > 0 => Ok(length),
-            _ => Err(error),
+        // The kernel writes this field in both cases: the bytes, or a negative error.
+        let filled = usize::try_from(self.filled).unwrap_or(0);
+        if filled == 0 {
+            check(result)?;
         }
+        Ok(filled)
     }
 }
 

@@ -3,8 +3,8 @@
 //! restore records them, and later ones copy them before the guest runs.
 //!
 //! The first line names the format, the checksum of memory's contents, so that the file of another
-//! snapshot is recognised, and the checksum of the other lines. Each other line is a part: its offset in the memory file and its length, in
-//! bytes.
+//! snapshot is recognised, and the checksum of the other lines. Each other line is a part: its offset in
+//! the memory file and its length, in bytes.
 //!
 //! The first line is written when the others are on the disk: a file without it is empty or has zeros in
 //! its place, and is recorded again. A temporary file and its renaming would need more rights of the
@@ -149,12 +149,12 @@ pub fn header(memory_crc: u32, parts: &str) -> String {
 /// # Errors
 /// It is that of another snapshot, is damaged, or has a line that is not a part behind the one before it.
 pub fn parse(text: &str, memory_crc: u32) -> Result<Order, String> {
-    let (first, lines) = text.split_once('\n').unwrap_or((text, ""));
-    if !first.starts_with(&format!("{FORMAT} {memory_crc:08x} ")) {
+    let of_snapshot = format!("{FORMAT} {memory_crc:08x} ");
+    let Some((first, lines)) = text.split_once('\n').filter(|_| text.starts_with(&of_snapshot))
+    else {
         return Err("it is not the order file of this snapshot: remove it to record it".to_owned());
-    }
-    let expected = header(memory_crc, lines);
-    if first != expected.trim_end() {
+    };
+    if !text.starts_with(&header(memory_crc, lines)) {
         let bytes = lines.len();
         return Err(format!(
             "the checksum of its {bytes} bytes behind '{first}' is another: remove it to record it"
@@ -277,15 +277,16 @@ mod tests {
         let parts = "0 4096\n8192 8192\n";
         let text = header(7, parts) + parts;
 
-        for damaged in [text.replace("4096", "8192"), text[..text.len() - 10].to_owned()] {
+        for (damaged, refusal) in [
+            (text.replace("4096", "8192"), "the checksum of its"),
+            (text[..text.len() - 10].to_owned(), "the checksum of its"),
+            (header(7, "").trim_end().to_owned(), "it is not the order file"),
+        ] {
             fs::write(&path, damaged).unwrap();
 
             let error = OrderFile::open(&path, 7).unwrap_err();
 
-            assert!(
-                error.source().unwrap().to_string().starts_with("the checksum of its"),
-                "{error}"
-            );
+            assert!(error.source().unwrap().to_string().starts_with(refusal), "{error}");
         }
     }
 
