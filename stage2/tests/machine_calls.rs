@@ -86,8 +86,8 @@ fn references_are_counted_by_table_before_a_guest_has_shown_its_page_size() {
                  0 enter 10 41180000 0 0 0\n0 dc civac 41a00000 20000 @1\n0 dsb sy\n\
                  0 vtcr 80026558\n0 hcr 488000000\n\
                  0 table 41190000 3 - 0=40000041a007ff 1fff=40000041a107ff\n\
-                 0 table 41180000 2 - 0=41190003\n0 vttbr 1000041180000\n0 hcr 80000001\n0 hcr 488000000\n0 isb\n\
-                 0 word 50000000 0 1\n\
+                 0 table 41180000 2 - 0=41190003\n0 vttbr 1000041180000\n\
+                 0 hcr 80000001\n0 hcr 488000000\n0 isb\n0 word 50000000 0 1\n\
                  0 store 41190000 40000041a007ff 40000041a0077f plain @1\n\
                  0 word 50000000 1 0\n";
     let with = |taken: &str| {
@@ -378,8 +378,8 @@ fn logged_memory_ends_at_the_highest_address() {
 fn memory_that_is_logged_before_a_guest_runs_has_pages_of_the_host() {
     // Logging of 512M from 512M on, in pages of 64K; a fault then makes a block there writable.
     let trace = "0 stack 1 ffff800010053174\n0 enter 14 50000000 2000 2000 1\n\
-                 0 vtcr 80026558\n0 hcr 488000000\n0 table 41180000 2 -\n0 vttbr 1000041180000\n0 hcr 80000001\n0 hcr 488000000\n0 isb\n\
-                 0 enter 1 ffff000001000000 0 0 0\n0 enter 6 0 0 0 0\n0 enter 5 0 0 0 0\n\
+                 0 vtcr 80026558\n0 hcr 488000000\n0 table 41180000 2 -\n0 vttbr 1000041180000\n\
+                 0 hcr 80000001\n0 hcr 488000000\n0 isb\n0 enter 1 ffff000001000000 0 0 0\n0 enter 6 0 0 0 0\n0 enter 5 0 0 0 0\n\
                  0 leave 5 6000\n0 word 50000000 0 1\n0 enter 6 0 0 0 0\n\
                  0 dc civac 60000000 20000000 @1\n0 dsb sy\n\
                  0 store 41180008 0 400000600007fd release @1\n\

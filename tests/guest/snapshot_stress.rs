@@ -46,7 +46,7 @@ while :; do
     busybox dd if=/dev/vda of=/read bs=4096 count=16 skip=$((round % 16 * 16)) iflag=direct 2>/dev/null
     busybox cmp /part /read || echo "disk differs"
     [ "$(busybox md5sum </data)" = "$sum" ] || echo "memory differs"
-    pings=$(busybox ping -q -c 3 -i 0.1 -W 20 -s 1000 192.168.78.1)
+    pings=$(busybox ping -q -c 3 -i 0.1 -W 5 -s 1000 192.168.78.1)
     echo "$pings" | busybox grep -q ' [123] packets received' || echo "network differs:" $pings
     echo "round $round has ended, $(busybox nproc) CPUs"
 done
