@@ -17,6 +17,9 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{CommandOutcome, CommandResult, write_stdout};
 
+/// Most bytes of an answer that are read: that of a VM with many zones has some kilobytes.
+const MAX_ANSWER: u64 = 1 << 20;
+
 /// Options of `granule top`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -80,13 +83,15 @@ pub fn run(args: &Args) -> CommandResult {
             Err(error) => {
                 let path = args.socket.display();
                 let help = "start a VM with `granule run --api-socket`";
+                let error = printable(&error.to_string());
                 return Err(format!("{path}: no VM answers: {error}; {help}").into());
             }
         };
         let at = Instant::now();
         let last = before.as_ref().map(|(then, counters)| (at - *then, counters));
         let memory = memory.as_ref().map_or_else(String::new, mapped_text);
-        let screen = format!("{clear}{}{memory}", screen(&state, &now, last));
+        let text = screen(&state, &now, last) + &memory;
+        let screen = format!("{clear}{}", printable(&text));
         if !write_stdout(&screen)? {
             return Ok(CommandOutcome::Done);
         }
@@ -97,6 +102,11 @@ pub fn run(args: &Args) -> CommandResult {
         }
         thread::sleep(Duration::from_secs(args.interval));
     }
+}
+
+/// Replaces control characters, with which a VMM that its guest has taken over could change the terminal.
+fn printable(text: &str) -> String {
+    text.replace(|character: char| character.is_control() && character != '\n', "?")
 }
 
 fn read(args: &Args) -> io::Result<(State, Counters, Option<Memory>)> {
@@ -116,7 +126,7 @@ fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> io::Result<T> {
     let mut stream = UnixStream::connect(socket)?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
+    stream.take(MAX_ANSWER).read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or(io::ErrorKind::UnexpectedEof)?;
     match head.split(' ').nth(1) {
         Some("200") => serde_json::from_str(body).map_err(io::Error::from),
@@ -241,6 +251,11 @@ mod tests {
         ] {
             assert!(second.contains(&expected), "{expected}: {second}");
         }
+    }
+
+    #[test]
+    fn control_characters_are_not_sent_to_the_terminal() {
+        assert_eq!(printable("run\x1b[2J\u{9b}\nx"), "run?[2J?\nx");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use std::{
     io,
     ops::Range,
     os::fd::AsFd as _,
+    panic::{AssertUnwindSafe, catch_unwind},
     slice,
     sync::{Arc, OnceLock},
     time::Instant,
@@ -120,7 +121,9 @@ impl OnDemand {
         source.fill_order().map_err(failed)?;
         let in_handler = Arc::clone(&source);
         let handler = ScopedThread::start("fault-handler", move |stop| {
-            if let Err(error) = in_handler.answer_faults(stop) {
+            // After a panic, too, all threads that access a missing page would wait for ever.
+            let answered = catch_unwind(AssertUnwindSafe(|| in_handler.answer_faults(stop)));
+            if let Err(error) = answered.unwrap_or_else(|_| Err(io::Error::other("a defect"))) {
                 on_failure(error);
             }
         });

@@ -126,6 +126,14 @@ impl ChangeLog {
         self.base = Base::BeingTaken(memory);
     }
 
+    /// Closes memory whose snapshot failed, whose file was removed: its blocks are free then, and the next
+    /// snapshot has all memory.
+    pub fn drop_base(&mut self) {
+        if matches!(self.base, Base::BeingTaken(_)) {
+            self.base = Base::None;
+        }
+    }
+
     /// Adds pages of a region.
     fn add(&mut self, region: usize, words: &[u64]) {
         if self.pending.len() <= region {

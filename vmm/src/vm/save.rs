@@ -88,11 +88,14 @@ pub fn save_live(
         .sync_data()
         .map_err(failed(directory.description()))
         .inspect_err(|_| directory.discard(&name))?;
-    logs.changes.set_base(base);
+    let ChangeLogs { changes, dirty } = logs;
+    changes.set_base(base);
+    let logs = ChangeLogs { changes: &mut *changes, dirty };
     let save = |devices| save_stopped(vm, config, directory, Some(logs), devices);
     let stopped = while_stopped(vm, save);
     if stopped.done.is_err() {
         directory.discard(&name);
+        changes.drop_base();
     }
     let (saved, second) = finish_save(stopped, directory)?;
     Ok((SavedSizes { written: Bytes(written.0 + saved.written.0), ..saved }, first + second))

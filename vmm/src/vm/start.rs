@@ -55,11 +55,14 @@ pub enum PlacedStart<'a> {
 }
 
 impl<'a> Start<'a> {
-    /// Reads the kernel's image, if one boots.
+    /// Reads the kernel's image, if one boots, or checks that a snapshot is of such a host.
     pub fn new(config: &VmConfig, files: &'a OpenFiles) -> Result<Self, VmError> {
         Ok(match &files.start {
             StartFiles::Boot(files) => Self::Boot(KernelBoot::new(files, config)?),
-            StartFiles::Restore(snapshot, source) => Self::Restore(snapshot, source),
+            StartFiles::Restore(snapshot, source) => {
+                check_host(snapshot)?;
+                Self::Restore(snapshot, source)
+            }
         })
     }
 
@@ -85,7 +88,7 @@ impl<'a> Start<'a> {
                 PlacedStart::Boot(kernel, layout)
             }
             Self::Restore(snapshot, source) => {
-                check_host(snapshot, memory)?;
+                check_memory(snapshot, memory)?;
                 PlacedStart::Restore(snapshot, source)
             }
         })
@@ -225,13 +228,10 @@ fn populate_stage2(
     Ok(())
 }
 
-fn check_host(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmError> {
+/// Checks what memory depends on, before it is allocated.
+fn check_host(snapshot: &OpenSnapshot) -> Result<(), VmError> {
     let state = &snapshot.state;
-    let regions = memory.regions();
-    let mut pairs = state.zones.iter().zip(regions);
-    let same = state.zones.len() == regions.len()
-        && pairs.all(|(zone, ram)| zone.start == ram.start().0 && zone.size == ram.size());
-    let page = regions.first().map_or(state.page_size, |ram| ram.plan().base_page_size());
+    let page = Bytes(rustix::param::page_size() as u64);
     let refused = |text| Err(VmError::Refused(format!("{}: {text}", snapshot.name)));
     if page != state.page_size {
         return refused(format!(
@@ -246,8 +246,19 @@ fn check_host(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmErr
             state.counter_frequency
         ));
     }
-    if !same {
-        return refused("its memory zones are not those of its configuration".to_owned());
+    Ok(())
+}
+
+fn check_memory(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmError> {
+    let (zones, regions) = (&snapshot.state.zones, memory.regions());
+    let mut pairs = zones.iter().zip(regions);
+    let are_same = zones.len() == regions.len()
+        && pairs.all(|(zone, ram)| zone.start == ram.start().0 && zone.size == ram.size());
+    if !are_same {
+        return Err(VmError::Refused(format!(
+            "{}: its memory zones are not those of its configuration",
+            snapshot.name
+        )));
     }
     image::check_size(memory, &snapshot.memory).map_err(failed(snapshot.name.as_str()))
 }
@@ -270,7 +281,21 @@ fn load_memory(snapshot: &OpenSnapshot, memory: &GuestMemory) -> Result<(), VmEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::snapshot::{SnapshotDirectory, testing::small_state};
+    use crate::vm::snapshot::{SnapshotDirectory, VmState, testing::small_state};
+
+    #[test]
+    fn a_snapshot_of_a_host_with_other_pages_is_refused_before_there_is_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(folder.path()).unwrap();
+        let (name, file) = directory.create_memory().unwrap();
+        let state = VmState { page_size: Bytes(1 << 30), ..small_state(name) };
+        directory.commit(&file, &state).unwrap();
+        let snapshot = OpenSnapshot::open(folder.path()).unwrap();
+
+        let error = check_host(&snapshot).unwrap_err().to_string();
+
+        assert!(error.contains("a host with pages of 1G, and this host has pages of"), "{error}");
+    }
 
     #[test]
     fn memory_that_is_restored_on_demand_or_mapped_is_not_populated() {

@@ -139,7 +139,11 @@ impl SnapshotDirectory {
             let mut file = self.create(PARTIAL_STATE_NAME)?;
             file.write_all(state.to_text()?.as_bytes())?;
             file.sync_data()?;
-            Ok(rustix::fs::renameat(&self.file, PARTIAL_STATE_NAME, &self.file, STATE_NAME)?)
+            match rustix::fs::renameat(&self.file, PARTIAL_STATE_NAME, &self.file, STATE_NAME) {
+                // A server of files may have renamed it, and its answer be lost.
+                Err(_) if self.has(STATE_NAME, &file) => Ok(()),
+                renamed => Ok(renamed?),
+            }
         };
         commit().map_err(self.failed())?;
         // The snapshot is the new one from here on.
@@ -208,6 +212,7 @@ impl SnapshotDirectory {
     fn remove_others(&self, kept: &[String]) -> io::Result<()> {
         for (_, name) in self.data_files()? {
             if !kept.contains(&name) {
+                log::debug!("{}: {name} is removed", self.name);
                 self.remove(&name)?;
             }
         }
@@ -283,19 +288,29 @@ pub(super) fn read_state(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Opens a file of a snapshot, whose directory another user may have filled: a link could name any file
-/// that this user may read, and a pipe or device would never end.
+/// Opens a file of a snapshot, whose directory another user may have filled.
 pub(super) fn open_regular(path: &Path) -> io::Result<File> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    open_without_links(OpenOptions::new().read(true), path)
+}
+
+/// Opens a regular file: a link could name any file that this user may access, and a pipe or device would
+/// never end.
+pub(super) fn open_without_links(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
     let file = file.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::LOOP) => {
             io::Error::other("it is a symbolic link, which a restore does not follow")
         }
+        // A pipe without a reader, or a socket.
+        Some(Errno::NXIO) => not_regular(),
         _ => error,
     })?;
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(io::Error::other("it is not a regular file")),
+        false => Err(not_regular()),
     }
+}
+
+fn not_regular() -> io::Error {
+    io::Error::other("it is not a regular file")
 }

@@ -22,6 +22,7 @@ use std::{
 
 use super::{
     super::outcome::{VmError, failed},
+    directory::{open_regular, open_without_links},
     state::checksum,
 };
 use crate::memory::on_demand::Order;
@@ -61,7 +62,8 @@ impl OrderFile {
             Some(order) => Contents::Recorded(order),
             None => {
                 let mut options = OpenOptions::new();
-                let file = options.write(true).create(true).truncate(false).open(path);
+                options.write(true).create(true).truncate(false);
+                let file = open_without_links(&mut options, path);
                 let file = file.map_err(failed(name.as_str()))?;
                 match file.try_lock() {
                     // Another process may have recorded it before the lock.
@@ -108,7 +110,7 @@ fn recorded(path: &Path, memory_crc: u32) -> Result<Option<Order>, Box<dyn Error
 /// Returns the text of a file, or an empty one if there is no file.
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    match File::open(path) {
+    match open_regular(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         file => drop(file?.take(MAX_SIZE).read_to_string(&mut text)?),
     }
@@ -288,6 +290,29 @@ mod tests {
 
             assert!(error.source().unwrap().to_string().starts_with(refusal), "{error}");
         }
+    }
+
+    #[test]
+    fn links_and_pipes_are_refused_before_a_file_is_created() {
+        let folder = tempfile::tempdir().unwrap();
+        let [link, target, pipe] = ["link", "target", "pipe"].map(|name| folder.path().join(name));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        let refusal = |path| {
+            let error = OrderFile::open(path, 7).unwrap_err();
+            error.source().unwrap().to_string()
+        };
+
+        assert!(refusal(&link).contains("symbolic link"));
+        assert!(refusal(&pipe).contains("not a regular file"));
+        assert!(!target.exists());
     }
 
     #[test]
