@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 // A PID 1 that makes the initramfs of a guest small, for `granule lab guest --vmm` (docs/boot-cost.md): the
 // lab's own is the whole `granule` program. It marks its start, lets each vCPU write its part of 128 MiB,
-// and reports vCPUs and memory as the lab expects it.
+// reports vCPUs and memory as the lab expects it, and powers off while the memory is mapped.
 
 #define _GNU_SOURCE
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
@@ -48,11 +49,12 @@ int main(void)
 			fail("fork");
 		if (child == 0) {
 			write_part(cpu, WRITTEN_BYTES / (unsigned long)cpus);
-			_exit(0);
+			// An exit would free the pages, which is no work of the VMM or its host.
+			raise(SIGSTOP);
 		}
 	}
-	while (wait(&status) > 0)
-		if (status) {
+	for (cpu = 0; cpu < cpus; cpu++)
+		if (waitpid(-1, &status, WUNTRACED) < 0 || !WIFSTOPPED(status)) {
 			printf("a process could not write its part: status %#x\n", status);
 			end(1);
 		}
