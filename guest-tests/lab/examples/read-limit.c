@@ -2,7 +2,8 @@
 // A program for `granule lab workload` that reads more memory in a guest than its memory cgroup may have.
 // Four vCPUs read 64 MiB of untouched anonymous memory, with a limit of 24 MiB. With the capability of
 // stage2-fault-count the reads allocate memory, which must not start the OOM killer. Arguments: 4k or thp,
-// and the number of the capability to enable, if any. It needs Linux 5.19 with CONFIG_MEMCG and four CPUs:
+// and the number of the capability to enable, if any. It needs CONFIG_MEMCG and four CPUs, and reports the
+// peak of the group on Linux 5.19 and newer:
 // `scripts/lab workload ./read-limit --base 7.3 --series stage2-fault-count --only stage2-fault-count -v 4
 // --seeds 1 --config stage2/linux/config/memory-limit.config -- thp 252`.
 //
@@ -18,7 +19,7 @@
 #define SIZE (64UL << 20)
 #define LIMIT "25165824"
 // Reads allocate memory until a huge page for each vCPU is left of the limit.
-#define MIN_PEAK (16UL << 20)
+#define MIN_READ (16UL << 20)
 #define VCPUS 4
 #define PAGES_OF_VCPU (SIZE / PAGE_SIZE / VCPUS)
 #define GROUPS "/cgroups"
@@ -75,6 +76,7 @@ static int read_all(int advice, unsigned int capability)
 {
 	struct kvm_enable_cap enable = { .cap = capability };
 	struct reader readers[VCPUS];
+	unsigned long held;
 	char *data = map_aligned(SIZE);
 
 	check(madvise(data, SIZE, advice), "madvise");
@@ -90,14 +92,16 @@ static int read_all(int advice, unsigned int capability)
 		      "pthread_create");
 	for (int index = 0; index < VCPUS; index++)
 		pthread_join(readers[index].thread, NULL);
-	return EXIT_SUCCESS;
+	held = read_number(GROUP "/memory.current");
+	printf("the group has %lu KiB after the reads\n", held >> 10);
+	fflush(stdout);
+	return capability && held < MIN_READ ? 2 : EXIT_SUCCESS;
 }
 
 int main(int count, char **arguments)
 {
 	int advice = count > 1 && !strcmp(arguments[1], "thp") ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
 	unsigned int capability = count > 2 ? (unsigned int)strtoul(arguments[2], NULL, 10) : 0;
-	unsigned long peak;
 	int status;
 	pid_t vmm;
 
@@ -106,9 +110,10 @@ int main(int count, char **arguments)
 	if (vmm == 0)
 		exit(read_all(advice, capability));
 	check(waitpid(vmm, &status, 0), "waitpid");
-	peak = read_number(GROUP "/memory.peak");
-	printf("status %#x, peak of the group %lu KiB\n", (unsigned int)status, peak >> 10);
+	printf("status %#x\n", (unsigned int)status);
+	if (access(GROUP "/memory.peak", R_OK) == 0)
+		printf("peak of the group %lu KiB\n", read_number(GROUP "/memory.peak") >> 10);
 	if (WIFSIGNALED(status))
 		return WTERMSIG(status) == SIGKILL ? 1 : 2;
-	return WEXITSTATUS(status) || (capability && peak < MIN_PEAK) ? 2 : EXIT_SUCCESS;
+	return WEXITSTATUS(status);
 }
