@@ -2,7 +2,7 @@
 //! Memory that is filled from an [image](super::layers) when it is first accessed.
 //!
 //! All regions are registered for [faults](super::user_faults) before anything accesses them. One
-//! thread answers the faults of vCPUs, devices and KVM; another one fills the other pages beside
+//! thread answers the faults of vCPUs, devices and KVM; others [fill](filling) the other pages beside
 //! them. A page is filled once, by whichever is first: the kernel refuses to fill a page that exists.
 //! When all data is there, the regions are unregistered, so that the remaining pages are zero and
 //! later faults are the kernel's own.
@@ -19,7 +19,7 @@ use std::{
     os::fd::AsFd as _,
     panic::{AssertUnwindSafe, catch_unwind},
     slice,
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::Instant,
 };
 
@@ -34,6 +34,7 @@ use rustix::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
+use self::filling::Filling;
 use super::{
     GuestMemory, GuestRam, MemoryError, PageSet,
     image::{self, file_offsets},
@@ -42,7 +43,7 @@ use super::{
     user_faults::UserFaults,
 };
 use crate::{
-    scoped_thread::{ScopedThread, borrow_event, is_stop_requested},
+    scoped_thread::{ScopedThread, borrow_event},
     stalls::StallHistogram,
 };
 
@@ -60,12 +61,12 @@ pub type Order = Vec<Range<u64>>;
 /// Threads that fill memory. Drop the users of the memory before.
 #[derive(Debug)]
 pub struct OnDemand {
-    /// Declared first: the thread that fills other pages ends before faults are no longer answered.
-    _filler: Option<ScopedThread>,
+    /// Declared first: the threads that fill other pages end before faults are no longer answered.
+    _fillers: Vec<ScopedThread>,
     _handler: ScopedThread,
     source: Arc<Source>,
-    /// Result of the thread that fills other pages, when it has ended and was not stopped.
-    filled: Arc<OnceLock<io::Result<()>>>,
+    /// What the former do, if all is filled.
+    filling: Option<Arc<Filling>>,
 }
 
 /// Faults, and the image and memory that answer them.
@@ -128,23 +129,10 @@ impl OnDemand {
             }
         });
         let handler = handler.map_err(failed)?;
-        let filled = Arc::new(OnceLock::new());
-        let of_thread = Arc::clone(&filled);
-        let in_filler = Arc::clone(&source);
-        let filler = fills_all.then(|| {
-            ScopedThread::start("memory-filler", move |stop| {
-                let is_stopped = || is_stop_requested(stop);
-                let Some(result) = in_filler.fill_all(is_stopped).transpose() else {
-                    return;
-                };
-                if let Err(error) = &result {
-                    log::warn!("the snapshot's memory is filled on demand only: {error}");
-                }
-                let _ = of_thread.set(result);
-            })
-        });
-        let filler = filler.transpose().map_err(failed)?;
-        Ok(Self { _filler: filler, _handler: handler, source, filled })
+        let filling = fills_all
+            .then(|| Arc::new(Filling::new(Arc::clone(&source), filling::thread_count(memory))));
+        let fillers = filling.as_ref().map_or(Ok(Vec::new()), Filling::start).map_err(failed)?;
+        Ok(Self { _fillers: fillers, _handler: handler, source, filling })
     }
 
     /// Checks that all data is in memory, so that missing pages are zero.
@@ -152,10 +140,10 @@ impl OnDemand {
     /// # Errors
     /// It is not, with the reason and what to do.
     pub fn check_complete(&self) -> Result<(), String> {
-        let reason = match self.filled.get() {
+        let reason = match self.filling.as_ref().and_then(|filling| filling.result()) {
             Some(Ok(())) => return Ok(()),
             Some(Err(error)) => format!("cannot be filled: {error}: restore the VM again"),
-            None if self.source.recorded.is_some() => {
+            None if self.filling.is_none() => {
                 "is filled by faults only, to record them: restore the VM without a new order=FILE"
                     .to_owned()
             }
@@ -228,30 +216,35 @@ impl Source {
         Ok(())
     }
 
-    /// Fills all data, and then ends the faults. Returns `None` if it was stopped.
-    fn fill_all(&self, is_stopped: impl Fn() -> bool) -> io::Result<Option<()>> {
-        let mut buffer = Vec::new();
+    /// Fills the data of a part of a region, whose offset in the file is `start`. Returns `None` if it may
+    /// not continue.
+    fn fill_data(
+        &self,
+        start: u64,
+        ram: &GuestRam,
+        within: Range<u64>,
+        may_continue: &dyn Fn() -> bool,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<Option<()>> {
         // A part may have several ranges of data, and is filled once.
         let mut filled = 0;
-        for (start, ram) in file_offsets(&self.memory) {
-            for data in self.image.data(start..start + ram.size().0)? {
-                let mut at = data.start.max(filled);
-                while at < data.end {
-                    if is_stopped() {
-                        return Ok(None);
-                    }
-                    #[cfg(test)]
-                    self.end_faults_early(at)?;
-                    let part = self.part_of(start, ram, at - start);
-                    at = start + part.end;
-                    filled = at;
-                    if !self.moved.lock().contains(&(start + part.start)) {
-                        self.fill(start, ram, part, &mut buffer)?;
-                    }
+        for data in self.image.data(start + within.start..start + within.end)? {
+            let mut at = data.start.max(filled);
+            while at < data.end {
+                if !may_continue() {
+                    return Ok(None);
+                }
+                #[cfg(test)]
+                self.end_faults_early(at)?;
+                let part = self.part_of(start, ram, at - start);
+                at = start + part.end;
+                filled = at;
+                if !self.moved.lock().contains(&(start + part.start)) {
+                    self.fill(start, ram, part, buffer)?;
                 }
             }
         }
-        self.end_faults(&|| !is_stopped()).map(Some)
+        Ok(Some(()))
     }
 
     /// Makes missing pages zero, and then collapses transparent huge pages, whose other pages would be
@@ -403,5 +396,6 @@ const fn page_size(ram: &GuestRam) -> u64 {
 
 #[cfg(test)]
 mod end_of_faults;
+mod filling;
 #[cfg(test)]
 mod tests;

@@ -46,7 +46,12 @@ pub(super) fn fail(error: io::Error) {
 }
 
 /// Returns what fills memory, without its threads.
-fn source(image: Arc<File>, faults: UserFaults, memory: &GuestMemory, order: Order) -> Source {
+pub(super) fn source(
+    image: Arc<File>,
+    faults: UserFaults,
+    memory: &GuestMemory,
+    order: Order,
+) -> Source {
     Source {
         faults,
         image: image.into(),
@@ -59,7 +64,7 @@ fn source(image: Arc<File>, faults: UserFaults, memory: &GuestMemory, order: Ord
     }
 }
 
-fn check_contents(memory: &GuestMemory, pages: impl Iterator<Item = u64>) {
+pub(super) fn check_contents(memory: &GuestMemory, pages: impl Iterator<Item = u64>) {
     for page in pages {
         let word: u64 = memory.map().read_obj(GuestAddress(START + page * 4096)).unwrap();
         let expected = if page.is_multiple_of(3) { page + 1 } else { 0 };
