@@ -65,7 +65,7 @@ pub struct OnDemand {
     _fillers: Vec<ScopedThread>,
     _handler: ScopedThread,
     source: Arc<Source>,
-    /// What the former do, if all is filled.
+    /// Work of the former, if all memory is filled.
     filling: Option<Arc<Filling>>,
 }
 

@@ -86,7 +86,7 @@ impl Filling {
     }
 
     /// Fills stripes, and ends the faults if all are filled. Returns `None` if this thread was stopped, or
-    /// others have not filled theirs.
+    /// others still fill stripes.
     fn run(&self, is_stopped: &dyn Fn() -> bool) -> io::Result<Option<()>> {
         let mut buffer = Vec::new();
         let may_continue = || !is_stopped() && self.result.get().is_none();
