@@ -238,8 +238,8 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
 fn a_restored_guest_runs_while_its_memory_is_filled() {
     let restores = number_in("GRANULE_RESTORES", 4);
     let only = env::var("GRANULE_BACKING").ok();
-    // vCPUs take faults beside the threads that fill memory.
-    let mut host = EmulatedHost::boot_with_cpus(2);
+    // vCPUs take faults beside the threads that fill memory: two of them with four CPUs.
+    let mut host = EmulatedHost::boot_with_cpus(4);
     host.prepare_guest(SHELL_FUNCTIONS);
     host.run("nice=");
 
