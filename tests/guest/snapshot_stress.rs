@@ -55,6 +55,9 @@ INIT
     chmod 666 /tmp/disk && mkdir -m 777 /tmp/run
     ip tuntap add dev tap8 mode tap vnet_hdr user nobody
     ip addr add 192.168.78.1/24 dev tap8 && ip link set tap8 up
+    # The host pings a guest that is not there yet. It would drop its answers to the first pings of the guest if it
+    # has just given up to resolve this address, which depends on the tap's name.
+    ip neigh replace 192.168.78.2 lladdr 02:ae:dd:ac:07:ef dev tap8
     chmod 666 /dev/net/tun # As udev does: the user of a restore opens it.
     (while :; do ping -q -i 0.05 192.168.78.2 >/dev/null 2>&1; sleep 0.1; done) &
 }
