@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_types::{record::EventCounts, units::Bytes};
+use granule_types::{make_printable, record::EventCounts, units::Bytes};
 use granule_vmm::stalls::{LOST, buckets, causes};
 use serde::{Deserialize, de::DeserializeOwned};
 
@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> CommandResult {
             Err(error) => {
                 let path = args.socket.display();
                 let help = "start a VM with `granule run --api-socket`";
-                let error = printable(&error.to_string());
+                let error = make_printable(&error.to_string());
                 return Err(format!("{path}: no VM answers: {error}; {help}").into());
             }
         };
@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> CommandResult {
         let last = before.as_ref().map(|(then, counters)| (at - *then, counters));
         let memory = memory.as_ref().map_or_else(String::new, mapped_text);
         let text = screen(&state, &now, last) + &memory;
-        let screen = format!("{clear}{}", printable(&text));
+        let screen = format!("{clear}{}", printable_lines(&text));
         if !write_stdout(&screen)? {
             return Ok(CommandOutcome::Done);
         }
@@ -104,9 +104,9 @@ pub fn run(args: &Args) -> CommandResult {
     }
 }
 
-/// Replaces control characters, with which a VMM that its guest has taken over could change the terminal.
-fn printable(text: &str) -> String {
-    text.replace(|character: char| character.is_control() && character != '\n', "?")
+/// Makes each line printable: a VMM that its guest has taken over could change the terminal otherwise.
+fn printable_lines(text: &str) -> String {
+    text.split('\n').map(make_printable).collect::<Vec<_>>().join("\n")
 }
 
 fn read(args: &Args) -> io::Result<(State, Counters, Option<Memory>)> {
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn control_characters_are_not_sent_to_the_terminal() {
-        assert_eq!(printable("run\x1b[2J\u{9b}\nx"), "run?[2J?\nx");
+        assert_eq!(printable_lines("run\x1b[2J\u{9b}\nx"), "run?[2J?\nx");
     }
 
     #[test]

@@ -15,8 +15,9 @@ use std::{
 
 use serde::Serialize;
 
-use crate::sample::{Sample, make_printable};
+use crate::sample::Sample;
 use granule_types::{
+    make_printable,
     record::{HostInfo, ResidentPages, Series},
     units::Bytes,
 };

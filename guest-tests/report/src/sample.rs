@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::metric::count;
 use granule_types::{
     backing::Backing,
+    make_printable,
     phase::Phase,
     record::{GUEST_PROGRAM, HOST_PROGRAM, HostInfo, PROGRAM_OPTION, Record, ResidentPages},
     units::{Bytes, pluralize},
@@ -252,14 +253,6 @@ fn make_value_printable(value: Value) -> Value {
 
 pub(crate) fn samples(records: &[Record]) -> Vec<Sample> {
     records.iter().map(Sample::from).collect()
-}
-
-/// Replaces with `?` every character that a terminal, a table or a test runner interprets: control
-/// characters, line separators and bidirectional formatting characters.
-pub(crate) fn make_printable(text: &str) -> String {
-    let is_active =
-        |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    text.replace(is_active, "?")
 }
 
 /// Collapses each run of white space into one space.

@@ -28,6 +28,14 @@ pub fn error_text(error: &dyn Error) -> String {
     text
 }
 
+/// Replaces with `?` every character that a terminal, a table or a test runner interprets: control
+/// characters, line separators and bidirectional formatting characters.
+pub fn make_printable(text: &str) -> String {
+    let is_active =
+        |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.replace(is_active, "?")
+}
+
 /// Returns the first output of the generator `SplitMix64` with this seed, each bit of which depends
 /// on all bits of `seed`. All versions of this crate return the same value for a seed.
 pub fn splitmix64(seed: u64) -> u64 {

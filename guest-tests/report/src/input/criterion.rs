@@ -14,12 +14,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use granule_types::make_printable;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{RESULTS_FILE, read_error};
 use crate::{
     results::FileError,
-    sample::{AnyPhase, RunSetup, Sample, engine, make_printable},
+    sample::{AnyPhase, RunSetup, Sample, engine},
 };
 
 const LAST_RESULT: &str = "new";
