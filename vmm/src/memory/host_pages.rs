@@ -171,7 +171,8 @@ fn parse_hugepage_folder(name: &str) -> Option<Bytes> {
     Some(Bytes::kib(kib.parse().ok()?))
 }
 
-pub(super) fn base_page_size() -> Bytes {
+/// Returns the size of this host's base pages.
+pub(crate) fn base_page_size() -> Bytes {
     Bytes(rustix::param::page_size() as u64)
 }
 

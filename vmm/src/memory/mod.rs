@@ -41,6 +41,7 @@ pub use pagemap::PageMap;
 pub use plan::BackingPlan;
 pub use residency::{Residency, Smaps, kib_field};
 
+pub(crate) use host_pages::base_page_size;
 use host_pages::block_size;
 use std::{io, path::PathBuf};
 

@@ -129,9 +129,7 @@ impl ChangeLog {
     /// Closes memory whose snapshot failed, whose file was removed: its blocks are free then, and the next
     /// snapshot has all memory.
     pub fn drop_base(&mut self) {
-        if matches!(self.base, Base::BeingTaken(_)) {
-            self.base = Base::None;
-        }
+        self.base = Base::None;
     }
 
     /// Adds pages of a region.
@@ -152,7 +150,7 @@ impl ChangeLog {
         memory: &GuestMemory,
         directory: &SnapshotDirectory,
     ) -> Result<SavedMemory, VmError> {
-        // The file of a snapshot that failed was removed; its space is free once it is closed.
+        // The files of the last snapshot may have been moved or removed.
         if self.base.memory().is_some_and(|last| !last.exists(directory)) {
             self.base = Base::None;
         }
@@ -318,6 +316,25 @@ mod tests {
 
         assert_eq!(names(folder.path()), ["changes-1", "memory-0", "state.jsonl"]);
         assert_eq!(restored(folder.path()), first_bytes(&memory));
+    }
+
+    #[test]
+    fn a_snapshot_is_full_after_one_whose_memory_was_written_has_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(folder.path()).unwrap();
+        let memory = memory();
+        let mut log = saved_once(&memory, &directory);
+        let failed = SavedMemory::write_all(&memory, &directory).unwrap();
+        directory.discard(&failed.name);
+
+        log.set_base(failed);
+        log.drop_base();
+        assert!(log.base.memory().is_none());
+        write_pages(&memory, 5..7, 2);
+        save(&mut log, &memory, &directory);
+
+        assert_eq!(restored(folder.path()), first_bytes(&memory));
+        assert!(log.base.memory().unwrap().changes.is_empty());
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::{
     devices::Bus,
     kvm::pre_fault::{Chunk, Stage2Populator},
     memory::{
-        GuestMemory, MemoryError,
+        GuestMemory, MemoryError, base_page_size,
         changes::ChangesData,
         image,
         layers::LayeredImage,
@@ -231,7 +231,7 @@ fn populate_stage2(
 /// Checks what memory depends on, before it is allocated.
 fn check_host(snapshot: &OpenSnapshot) -> Result<(), VmError> {
     let state = &snapshot.state;
-    let page = Bytes(rustix::param::page_size() as u64);
+    let page = base_page_size();
     let refused = |text| Err(VmError::Refused(format!("{}: {text}", snapshot.name)));
     if page != state.page_size {
         return refused(format!(

@@ -90,9 +90,13 @@ impl Filling {
     fn run(&self, is_stopped: &dyn Fn() -> bool) -> io::Result<Option<()>> {
         let mut buffer = Vec::new();
         let may_continue = || !is_stopped() && self.result.get().is_none();
-        while let Some((start, ram, stripe)) =
-            stripes(&self.source.memory).nth(self.next.fetch_add(1, Ordering::Relaxed))
-        {
+        let mut stripes = stripes(&self.source.memory).enumerate();
+        // The numbers of a thread ascend.
+        let mut next = || {
+            let next = self.next.fetch_add(1, Ordering::Relaxed);
+            stripes.find(|(number, _)| *number == next)
+        };
+        while let Some((_, (start, ram, stripe))) = next() {
             if self.source.fill_data(start, ram, stripe, &may_continue, &mut buffer)?.is_none() {
                 return Ok(None);
             }
@@ -123,12 +127,18 @@ mod tests {
     use crate::memory::{BackingPlan, HostPages, RamOptions, on_demand::Order};
     use granule_types::units::{Bytes, GuestAddress};
 
-    #[test]
-    fn the_last_of_several_threads_ends_the_faults() {
-        let Some((file, faults)) = image_and_faults() else { return };
+    /// Returns memory and the work of a number of threads on it, if the host has faults.
+    fn filling(threads: usize) -> Option<(GuestMemory, Filling)> {
+        let (file, faults) = image_and_faults()?;
         let memory = memory("anonymous").unwrap();
         faults.register(&memory.regions()[0].host_range()).unwrap();
-        let filling = Filling::new(Arc::new(source(file, faults, &memory, Order::new())), 3);
+        let source = source(file, faults, &memory, Order::new());
+        Some((memory, Filling::new(Arc::new(source), threads)))
+    }
+
+    #[test]
+    fn the_last_of_several_threads_ends_the_faults() {
+        let Some((memory, filling)) = filling(3) else { return };
 
         let results = [(); 3].map(|()| filling.run(&|| false).unwrap());
 
@@ -138,10 +148,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_is_stopped_keeps_the_others_from_ending_the_faults() {
-        let Some((file, faults)) = image_and_faults() else { return };
-        let memory = memory("anonymous").unwrap();
-        faults.register(&memory.regions()[0].host_range()).unwrap();
-        let filling = Filling::new(Arc::new(source(file, faults, &memory, Order::new())), 2);
+        let Some((_, filling)) = filling(2) else { return };
 
         let results = [true, false].map(|is_stopped| filling.run(&|| is_stopped).unwrap());
 

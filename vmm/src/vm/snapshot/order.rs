@@ -185,7 +185,9 @@ fn parse_part(line: &str) -> Option<Range<u64>> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, os::unix::fs::symlink};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -296,15 +298,8 @@ mod tests {
     fn links_and_pipes_are_refused_before_a_file_is_created() {
         let folder = tempfile::tempdir().unwrap();
         let [link, target, pipe] = ["link", "target", "pipe"].map(|name| folder.path().join(name));
-        std::os::unix::fs::symlink(&target, &link).unwrap();
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &pipe,
-            rustix::fs::FileType::Fifo,
-            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
-            0,
-        )
-        .unwrap();
+        symlink(&target, &link).unwrap();
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         let refusal = |path| {
             let error = OrderFile::open(path, 7).unwrap_err();
             error.source().unwrap().to_string()
