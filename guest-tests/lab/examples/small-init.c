@@ -51,6 +51,7 @@ int main(void)
 			write_part(cpu, WRITTEN_BYTES / (unsigned long)cpus);
 			// An exit would free the pages, which is no work of the VMM or its host.
 			raise(SIGSTOP);
+			_exit(0);
 		}
 	}
 	for (cpu = 0; cpu < cpus; cpu++)
