@@ -2,10 +2,10 @@
 //! Memory that is filled from an [image](super::layers) when it is first accessed.
 //!
 //! All regions are registered for [faults](super::user_faults) before anything accesses them. One
-//! thread answers the faults of vCPUs, devices and KVM; others [fill](filling) the other pages beside
-//! them. A page is filled once, by whichever is first: the kernel refuses to fill a page that exists.
-//! When all data is there, the regions are unregistered, so that the remaining pages are zero and
-//! later faults are the kernel's own.
+//! thread answers the faults of vCPUs, devices and KVM; others fill the other pages beside them (see
+//! filling.rs). A page is filled once, by whichever is first: the kernel refuses to fill a page that
+//! exists. When all data is there, the regions are unregistered, so that the remaining pages are zero
+//! and later faults are the kernel's own.
 //!
 //! While a region is registered, the kernel maps no transparent huge page in it, by a fault or by a
 //! collapse, because that would hide missing pages. A kernel that can move pages gets whole huge pages:
