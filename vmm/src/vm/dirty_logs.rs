@@ -12,13 +12,24 @@ use crate::{
     stalls::StallHistogram,
 };
 
+/// Operations whose durations are recorded.
+const OPERATIONS: [&str; 4] = ["dirty-start", "dirty-stop", "dirty-read", "dirty-clear"];
+
 /// Dirty logs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DirtyLogs {
     /// One for each memslot; none while logging is off.
     logs: Vec<DirtyLog>,
     /// Durations of each operation, during which faults of the guest may wait for KVM's locks.
     durations: BTreeMap<&'static str, StallHistogram>,
+}
+
+impl Default for DirtyLogs {
+    fn default() -> Self {
+        // A count that is absent at the start of a phase is no part of its difference.
+        let durations = OPERATIONS.map(|name| (name, StallHistogram::default()));
+        Self { logs: Vec::new(), durations: durations.into() }
+    }
 }
 
 impl DirtyLogs {
@@ -113,5 +124,24 @@ impl DirtyLogs {
             return Err(KvmError::NotLogging);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use granule_types::record::EventCounts;
+
+    use super::*;
+
+    #[test]
+    fn operations_without_a_call_are_counted_as_zero() {
+        let mut logs = DirtyLogs::default();
+        logs.timed("dirty-read", |_| ());
+        let mut counts = EventCounts::new();
+
+        logs.durations().iter().for_each(|(name, times)| times.add_to(&mut counts, name));
+
+        let count = |name: &str| counts[&format!("dirty-{name}.count")];
+        assert_eq!(["start", "stop", "read", "clear"].map(count), [0, 0, 1, 0]);
     }
 }
