@@ -8,7 +8,14 @@
 //! The contents are in debugfs (`CONFIG_PTDUMP_STAGE2_DEBUGFS`, since Linux 6.12), one line for
 //! each run of equal entries. In `0x0000000080000000-0x0000000084000000 64M 2 R W`, 2 is the level.
 
-use std::{collections::BTreeMap, fs, ops::Range, os::fd::AsRawFd, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{BufRead, BufReader},
+    ops::Range,
+    os::fd::AsRawFd,
+    path::Path,
+};
 
 use granule_types::units::{Bytes, GuestAddress};
 
@@ -24,36 +31,32 @@ pub fn stage2_table_bytes() -> Option<u64> {
 /// Debugfs folder of KVM, with a folder `PID-FD` for each VM.
 const KVM_DEBUGFS: &str = "/sys/kernel/debug/kvm";
 
-/// The valid leaves of a VM's stage-2 tables: ranges of guest addresses, each with its level.
-#[derive(Debug)]
-pub struct Stage2Leaves(Vec<(Range<GuestAddress>, u8)>);
+/// Returns the bytes that leaves of each level of a VM's stage-2 tables map, for each range, if the host
+/// exports the tables to this process. The kernel holds the VM's `mmu_lock` meanwhile, so faults of the
+/// guest wait.
+#[must_use]
+pub fn mapped_bytes(
+    vm: &impl AsRawFd,
+    ranges: &[Range<GuestAddress>],
+) -> Option<Vec<BTreeMap<u8, u64>>> {
+    let folder = format!("{}-{}", std::process::id(), vm.as_raw_fd());
+    let dump = Path::new(KVM_DEBUGFS).join(folder).join("stage2_page_tables");
+    sum_dump(BufReader::new(File::open(dump).ok()?), ranges)
+}
 
-impl Stage2Leaves {
-    /// Reads the leaves of a VM, if the host exports the tables to this process. The kernel holds
-    /// the VM's `mmu_lock` meanwhile, so faults of the guest wait.
-    #[must_use]
-    pub fn read(vm: &impl AsRawFd) -> Option<Self> {
-        let folder = format!("{}-{}", std::process::id(), vm.as_raw_fd());
-        let dump = Path::new(KVM_DEBUGFS).join(folder).join("stage2_page_tables");
-        fs::read_to_string(dump).ok().map(|text| Self::parse(&text))
-    }
-
-    fn parse(dump: &str) -> Self {
-        Self(dump.lines().filter_map(parse_leaf).collect())
-    }
-
-    /// Returns the bytes that leaves of each level map in a range.
-    #[must_use]
-    pub fn bytes_by_level(&self, range: &Range<GuestAddress>) -> BTreeMap<u8, u64> {
-        let mut mapped = BTreeMap::new();
-        for (leaf, level) in &self.0 {
+/// Sums a dump line by line: the guest decides how many there are.
+fn sum_dump(dump: impl BufRead, ranges: &[Range<GuestAddress>]) -> Option<Vec<BTreeMap<u8, u64>>> {
+    let mut mapped = vec![BTreeMap::new(); ranges.len()];
+    for line in dump.lines() {
+        let Some((leaf, level)) = parse_leaf(&line.ok()?) else { continue };
+        for (range, mapped) in ranges.iter().zip(&mut mapped) {
             let (start, end) = (leaf.start.0.max(range.start.0), leaf.end.0.min(range.end.0));
             if start < end {
-                *mapped.entry(*level).or_default() += end - start;
+                *mapped.entry(level).or_default() += end - start;
             }
         }
-        mapped
     }
+    Some(mapped)
 }
 
 /// Returns the size that a leaf of a level maps, with base pages of `base`. Level 3 has pages.
@@ -67,14 +70,6 @@ pub const fn leaf_size(base: Bytes, level: u8) -> Bytes {
         above += 1;
     }
     Bytes(size)
-}
-
-/// Returns the bytes that a VM's stage-2 tables map at each level. The result is empty if the host
-/// does not export the tables.
-#[must_use]
-pub fn mapped_by_level(vm: &impl AsRawFd) -> BTreeMap<u8, u64> {
-    let all = GuestAddress(0)..GuestAddress(u64::MAX);
-    Stage2Leaves::read(vm).map(|leaves| leaves.bytes_by_level(&all)).unwrap_or_default()
 }
 
 /// Parses the range and level of a line. Invalid entries have no attributes, or `F` for fault.
@@ -102,13 +97,12 @@ mod tests {
             0x0000000080000000-0x0000000084000000          64M 2   R W px ux AF BLK\n\
             0x0000000084000000-0x0000000084200000           2M 2   R   PXNUXN AF BLK\n";
 
-        let leaves = Stage2Leaves::parse(dump);
-        let all = leaves.bytes_by_level(&(GuestAddress(0)..GuestAddress(u64::MAX)));
+        let all = GuestAddress(0)..GuestAddress(u64::MAX);
         let zone = GuestAddress(0x8100_0000)..GuestAddress(0x8410_0000);
-        let zone = leaves.bytes_by_level(&zone);
+        let mapped = sum_dump(dump.as_bytes(), &[all, zone]).unwrap();
 
-        assert_eq!(all, BTreeMap::from([(2, 66 << 20), (3, 12 << 10)]));
-        assert_eq!(zone, BTreeMap::from([(2, 49 << 20)]));
+        let of_all = BTreeMap::from([(2, 66 << 20), (3, 12 << 10)]);
+        assert_eq!(mapped, [of_all, BTreeMap::from([(2, 49 << 20)])]);
         let sizes = [1, 2, 3].map(|level| leaf_size(Bytes::kib(4), level));
         assert_eq!(sizes, [Bytes::gib(1), Bytes::mib(2), Bytes::kib(4)]);
         assert_eq!(leaf_size(Bytes::kib(64), 2), Bytes::mib(512));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Executes requests of the [control socket](super::api) on the main thread.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use granule_types::{error_text, units::Bytes};
 use serde_json::{Value, json};
@@ -24,9 +24,9 @@ use super::{
 use crate::{
     kvm::{
         KvmError,
-        stage2_tables::{Stage2Leaves, leaf_size},
+        stage2_tables::{self, leaf_size},
     },
-    memory::{Smaps, on_demand::OnDemand},
+    memory::{GuestRam, Smaps, on_demand::OnDemand},
 };
 
 /// Executes the requests of a running VM on the main thread and records its phases.
@@ -103,16 +103,14 @@ impl<'a> VmController<'a> {
     /// Returns the bytes that stage 2 maps by leaves of each size, for each zone, if the host exports the
     /// tables. Faults of the guest wait meanwhile.
     fn mapped_bytes(&self) -> Vec<BTreeMap<u64, u64>> {
-        let Some(leaves) = Stage2Leaves::read(&self.vm.fd) else {
-            return Vec::new();
-        };
-        let zones = self.vm.memory.regions().iter();
-        let mapped = zones.map(|ram| {
+        let zones = self.vm.memory.regions();
+        let ranges: Vec<_> = zones.iter().map(|ram| ram.guest_range()).collect();
+        let mapped = stage2_tables::mapped_bytes(&self.vm.fd, &ranges).unwrap_or_default();
+        let by_size = |(ram, mapped): (&Arc<GuestRam>, BTreeMap<u8, u64>)| {
             let base = ram.plan().base_page_size();
-            let mapped = leaves.bytes_by_level(&ram.guest_range()).into_iter();
-            mapped.map(|(level, bytes)| (leaf_size(base, level).0, bytes)).collect()
-        });
-        mapped.collect()
+            mapped.into_iter().map(|(level, bytes)| (leaf_size(base, level).0, bytes)).collect()
+        };
+        zones.iter().zip(mapped).map(by_size).collect()
     }
 
     pub fn execute(&mut self, request: ApiRequest) -> Response {

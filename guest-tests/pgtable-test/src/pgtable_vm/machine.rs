@@ -29,7 +29,7 @@ use granule_vmm::{
     kvm::{
         memslot::{DirtyLog, Memslot},
         pre_fault::Stage2Populator,
-        stage2_tables::{mapped_by_level, stage2_table_bytes},
+        stage2_tables::{mapped_bytes, stage2_table_bytes},
         stats::{StatisticKind, Statistics},
         tracepoints::PerfCounters,
     },
@@ -185,7 +185,9 @@ impl Machine for KvmMachine {
         if let Some(bytes) = stage2_table_bytes() {
             gauges.insert("host.page_table_bytes".to_owned(), bytes);
         }
-        for (level, bytes) in mapped_by_level(&self.vm) {
+        let all = GuestAddress(0)..GuestAddress(u64::MAX);
+        let mapped = mapped_bytes(&self.vm, &[all]).unwrap_or_default();
+        for (level, bytes) in mapped.into_iter().flatten() {
             gauges.insert(format!("stage2.level{level}_bytes"), bytes);
         }
         Ok(gauges)
