@@ -87,24 +87,37 @@ impl Stage2Populator {
         let chunks: Vec<Chunk> = regions.iter().flat_map(|ram| chunks_of(ram)).collect();
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let workers: Vec<_> = self.vcpus.iter().take(cpus).collect();
-        for_each_in_parallel(&workers, &chunks, populate_chunk)
+        let populate = |vcpu: &OwnedFd, chunk| populate_chunk(vcpu, chunk, &|| false);
+        for_each_in_parallel(&workers, &chunks, populate)
             .map_err(|error| KvmError::call("KVM_PRE_FAULT_MEMORY", error))
     }
 
-    /// Populates stage 2 of one chunk through the first vCPU.
+    /// Populates stage 2 of one chunk through the first vCPU. While the kernel asks to try again, this ends
+    /// with an error after the stop, too.
     ///
     /// # Errors
     /// As for [`Self::populate`].
-    pub fn populate_chunk(&self, chunk: Chunk) -> Result<(), KvmError> {
-        let populated = self.vcpus.first().map_or(Ok(()), |vcpu| populate_chunk(vcpu, chunk));
+    pub fn populate_chunk(
+        &self,
+        chunk: Chunk,
+        is_stopped: &dyn Fn() -> bool,
+    ) -> Result<(), KvmError> {
+        let first = self.vcpus.first();
+        let populated = first.map_or(Ok(()), |vcpu| populate_chunk(vcpu, chunk, is_stopped));
         populated.map_err(|error| KvmError::call("KVM_PRE_FAULT_MEMORY", error))
     }
 }
 
 /// Maximum time without progress: the kernel asks to try again, and may do so for ever.
 const MAX_WAIT: Duration = Duration::from_secs(10);
+/// Time until a call is repeated.
+const PAUSE: Duration = Duration::from_millis(1);
 
-fn populate_chunk(vcpu: &OwnedFd, chunk: Chunk) -> errno::Result<()> {
+fn populate_chunk(
+    vcpu: &OwnedFd,
+    chunk: Chunk,
+    is_stopped: &dyn Fn() -> bool,
+) -> errno::Result<()> {
     let mut range = kvm_pre_fault_memory {
         gpa: chunk.start.0,
         size: chunk.size.0,
@@ -117,7 +130,9 @@ fn populate_chunk(vcpu: &OwnedFd, chunk: Chunk) -> errno::Result<()> {
             // A signal.
             Err((_, libc::EINTR)) => {}
             // A change of the memslots, or of the mapping.
-            Err((_, libc::EAGAIN)) if progress.elapsed() < MAX_WAIT => {}
+            Err((_, libc::EAGAIN)) if progress.elapsed() < MAX_WAIT && !is_stopped() => {
+                thread::sleep(PAUSE);
+            }
             Err((error, _)) => return Err(error),
         }
     }

@@ -43,7 +43,10 @@ pub fn start(
     match (mode, populator) {
         (Stage2Prefault::BeforeStart, None) => Ok(None),
         (Stage2Prefault::BeforeStart, Some(populator)) => {
-            populator.populate(memory.regions())?;
+            // It only saves faults.
+            if let Err(error) = populator.populate(memory.regions()) {
+                log::warn!("--prefault stage2: the rest is populated by faults: {error}");
+            }
             Ok(None)
         }
         (Stage2Prefault::Background, populator) => {
@@ -81,7 +84,8 @@ fn populate_in_use(
             }
             let host = ram.populate_in_use(chunk.start, chunk.size).map_err(io::Error::other);
             let result = host.and_then(|()| {
-                let populated = populator.map_or(Ok(()), |it| it.populate_chunk(chunk));
+                let populated =
+                    populator.map_or(Ok(()), |it| it.populate_chunk(chunk, &is_stopped));
                 populated.map_err(io::Error::other)
             });
             if let Err(error) = result {

@@ -223,7 +223,7 @@ fn populate_stage2(
             start: GuestAddress(ram.start().0 + part.start),
             size: Bytes(part.end - part.start),
         };
-        populator.populate_chunk(chunk)?;
+        populator.populate_chunk(chunk, &|| false)?;
     }
     Ok(())
 }
