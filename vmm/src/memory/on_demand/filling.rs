@@ -8,6 +8,7 @@
 use std::{
     io,
     ops::{Range, RangeInclusive},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -68,7 +69,10 @@ impl Filling {
             let filling = Arc::clone(self);
             ScopedThread::start("memory-filler", move |stop| {
                 let is_stopped = || is_stop_requested(stop);
-                let Some(result) = filling.run(&is_stopped).transpose() else {
+                // After a panic, too, the others must not wait for this thread.
+                let run = catch_unwind(AssertUnwindSafe(|| filling.run(&is_stopped)));
+                let run = run.unwrap_or_else(|_| Err(io::Error::other("a defect")));
+                let Some(result) = run.transpose() else {
                     return;
                 };
                 if let Err(error) = &result {
