@@ -181,6 +181,11 @@ impl Net {
                 let problem = "a receive buffer is smaller than the header of a packet";
                 return Err(DeviceError::Request(problem));
             }
+            if chains.len() >= usize::from(QUEUE_SIZE) {
+                // The driver adds buffers meanwhile, and uses some of them twice.
+                let problem = "a packet has more receive buffers than the queue";
+                return Err(DeviceError::Request(problem));
+            }
             if !self.has_mergeable_buffers && space < length {
                 // Another host may have sent it, so the packet is dropped, not the device.
                 log::debug!("a packet of {length} bytes does not fit a buffer of {space}");
