@@ -8,7 +8,7 @@
 //! this program's messages end in a line feed alone.
 
 use std::{
-    io,
+    io, panic,
     sync::{
         OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -39,7 +39,10 @@ impl Terminal {
             return Ok(None);
         }
         let found = tcgetattr(&input)?;
-        SAVED_SETTINGS.get_or_init(|| cooked_settings(found));
+        SAVED_SETTINGS.get_or_init(|| {
+            restore_before_abort();
+            cooked_settings(found)
+        });
         let terminal = Self(());
         IS_RAW.store(true, Ordering::SeqCst);
         terminal.set_raw()?;
@@ -57,6 +60,17 @@ impl Terminal {
 impl Drop for Terminal {
     fn drop(&mut self) {
         restore();
+    }
+}
+
+/// Restores the settings when a panic of any thread ends the process, in a program that is built so.
+fn restore_before_abort() {
+    if cfg!(panic = "abort") {
+        let report = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            restore();
+            report(info);
+        }));
     }
 }
 
