@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `GET /v1/state` | `{"state": "running", …}` |
 //! | `POST /v1/pause`, `/v1/resume`, `/v1/stop` | the resulting state |
-//! | `GET /v1/memory` | backing and resident bytes by page size of each zone |
+//! | `GET /v1/memory` | backing, and resident and mapped bytes by page size, of each zone |
 //! | `POST /v1/memory/collapse` | collapses small pages into huge pages (THP); each zone's memory |
 //! | `GET /v1/counters` | all counters |
 //! | `POST /v1/dirty/start`, `/v1/dirty/stop` | starts or stops dirty logging, unless incremental snapshots use it |

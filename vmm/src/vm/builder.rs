@@ -123,7 +123,10 @@ impl Vm {
     /// # Errors
     /// A device's thread cannot be confined, or the counter cannot be set: the vCPUs stay paused.
     pub fn resume(&self) -> Result<(), VmError> {
-        self.resume_devices()?;
+        if self.has_suspended_devices.get() {
+            resume_devices(&self.bus, self.confines_threads)?;
+            self.has_suspended_devices.set(false);
+        }
         self.rewind_counter()?;
         self.paused_counter.set(None);
         self.vcpus.request(RunState::Running);
@@ -137,18 +140,6 @@ impl Vm {
     pub fn rewind_counter(&self) -> Result<(), VmError> {
         let first = self.paused_counter.get().and_then(|at| Some((self.vcpus.lock_first()?, at)));
         first.map_or(Ok(()), |(vcpu, counter)| Ok(guest::set_counter(&vcpu, counter)?))
-    }
-
-    /// Continues suspended devices.
-    ///
-    /// # Errors
-    /// As for [`Self::resume`].
-    pub fn resume_devices(&self) -> Result<(), VmError> {
-        if self.has_suspended_devices.get() {
-            resume_devices(&self.bus, self.confines_threads)?;
-            self.has_suspended_devices.set(false);
-        }
-        Ok(())
     }
 }
 

@@ -20,7 +20,7 @@ use super::{
     boot_stats::{MAX_MARKS, StatsFile},
     builder::{self, Vm, VmConnections},
     change_log::{self, ChangeLog},
-    config::{RunOptions, VmConfig, VmSource},
+    config::{RunOptions, SnapshotConfig, VmConfig, VmSource},
     console_io::{self, ConsoleChannels, MatchCallback},
     control::VmController,
     event_loop::EventLoop,
@@ -30,6 +30,7 @@ use super::{
     outcome::{VmError, VmOutcome, failed},
     privileges::Identity,
     sandbox::restrict_file_access,
+    save,
     seccomp::{ThreadRole, confine_optionally},
     signals::Signals,
     snapshot::{OpenSnapshot, SnapshotDirectory},
@@ -58,11 +59,8 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
     let (config, start) = open_start(source)?;
     let files = OpenFiles::new(&config, start, openers(source, options.identity))?;
     let snapshots = options.snapshots.as_ref();
-    if snapshots.is_some_and(|snapshots| snapshots.is_incremental) {
-        change_log::check_writers(&config).map_err(|reason| {
-            let text = format!("--snapshot DIR,incremental=on {reason}: remove one of the options");
-            VmError::Refused(text)
-        })?;
+    if let Some(snapshots) = snapshots {
+        check_snapshots(snapshots, &config)?;
     }
     let snapshots = snapshots.map(|snapshots| SnapshotDirectory::open(&snapshots.directory));
     let snapshots = snapshots.transpose()?;
@@ -126,10 +124,28 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
     drop(api);
     // A released signal can terminate the process even while a write to standard error blocks.
     signals.release();
-    if unwritten > 0 {
-        log::warn!("the last {unwritten} bytes of console output were not read");
-    }
+    warn_of_unwritten(unwritten);
     outcome
+}
+
+fn warn_of_unwritten(bytes: usize) {
+    if bytes > 0 {
+        log::warn!("the last {bytes} bytes of console output were not read");
+    }
+}
+
+/// Checks that this VM can be saved.
+fn check_snapshots(snapshots: &SnapshotConfig, config: &VmConfig) -> Result<(), VmError> {
+    let refused = |option| {
+        move |reason| {
+            VmError::Refused(format!("--snapshot DIR{option} {reason}: remove one of the options"))
+        }
+    };
+    save::check_completeness(config).map_err(refused(""))?;
+    match snapshots.is_incremental {
+        true => change_log::check_writers(config).map_err(refused(",incremental=on")),
+        false => Ok(()),
+    }
 }
 
 /// Opens the kernel or the snapshot. Returns the VM's configuration with it.
@@ -387,11 +403,15 @@ impl RunContext<'_> {
     /// Starts a thread that removes the control socket and ends the process when a signal arrives.
     fn terminate_on_signal(&self) -> Result<ScopedThread, VmError> {
         let socket = self.api.map(|api| Arc::clone(&api.file));
+        let output = self.output.clone();
+        let run = if self.boot_count == 1 { "ran" } else { "ran again" };
         let terminate = move |signal: &'static str| {
             if let Some(socket) = socket {
                 socket.remove();
             }
-            eprintln!("granule: stopped by {signal} before the guest ran");
+            // What the guest has written before a reset.
+            warn_of_unwritten(output.finish());
+            eprintln!("granule: stopped by {signal} before the guest {run}");
             process::exit(0)
         };
         let thread = self.signals.terminate_on_signal(terminate);

@@ -7,6 +7,7 @@ use std::{
 };
 
 use granule_types::{error_text, units::Bytes};
+use kvm_bindings::KVM_CAP_ARM_MTE;
 
 use super::{
     builder::Vm,
@@ -34,6 +35,17 @@ pub struct SavedSizes {
     pub written: Bytes,
     /// Indicates that the snapshot is the one of the directory also after the host has stopped.
     pub is_durable: bool,
+}
+
+/// Checks that a snapshot has all that a VM of this configuration needs.
+///
+/// # Errors
+/// It does not: the option, and the reason.
+pub fn check_completeness(config: &VmConfig) -> Result<(), &'static str> {
+    match config.vm_capabilities.contains(&KVM_CAP_ARM_MTE) {
+        true => Err("does not support --vm-capability 205 (MTE), because it has no tags"),
+        false => Ok(()),
+    }
 }
 
 /// States of the devices, by name.
@@ -161,7 +173,8 @@ fn while_stopped<T>(vm: &Vm, work: impl FnOnce(DeviceStates) -> Result<T, VmErro
     let resumed = match requested {
         _ if was_suspended => Ok(()),
         RunState::Running => vm.resume(),
-        _ => vm.resume_devices(),
+        // A request that they execute later is no part of the snapshot.
+        _ => Ok(()),
     };
     Stopped { done, resumed, time: start.elapsed() }
 }
@@ -218,4 +231,17 @@ fn save_stopped(
 
 fn flush_disks(vm: &Vm) -> Result<(), VmError> {
     vm.disks.iter().try_for_each(Disk::flush_for_snapshot).map_err(failed("the VM cannot be saved"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_with_tagged_memory_is_refused() {
+        let with = |vm_capabilities| VmConfig { vm_capabilities, ..VmConfig::default() };
+
+        assert!(check_completeness(&with(vec![252, 205])).unwrap_err().contains("MTE"));
+        assert_eq!(check_completeness(&with(vec![252])), Ok(()));
+    }
 }

@@ -8,7 +8,7 @@ use granule_types::units::Bytes;
 use super::{
     outcome::{VmError, failed},
     signals,
-    snapshot::{ChangesState, SnapshotDirectory},
+    snapshot::{ChangesState, MAX_CHANGES_FILES, SnapshotDirectory},
 };
 use crate::memory::{
     GuestMemory,
@@ -19,8 +19,6 @@ use crate::memory::{
 /// Part of the data of a memory file that the files of its changes may have together. A restore reads
 /// all of them, and with this part it reads at most one and a half times the data.
 const MAX_CHANGES_PART: u64 = 2;
-/// Maximum number of files of changes, each of which a restore opens.
-const MAX_CHANGES_FILES: usize = 128;
 
 /// Guest memory in the files of a snapshot.
 #[derive(Debug)]

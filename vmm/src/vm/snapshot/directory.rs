@@ -9,9 +9,10 @@
 //!
 //! A new snapshot is written beside the old one: first its memory or changes under a new name, then its
 //! state, whose renaming replaces the old state. Both are on the disk before the renaming, so the
-//! directory contains one whole snapshot at any time. The next one removes all files that its state does
-//! not name, and the next process those that an interruption has left. A snapshot with changes keeps the files of the earlier
-//! one. Memory that a VM has mapped stays as it is after its file was removed.
+//! directory contains one whole snapshot at any time. When the renaming is on the disk, too, the files that
+//! the state does not name are removed; the next process removes those that an interruption has left. A
+//! snapshot with changes keeps the files of the earlier one. Memory that a VM has mapped stays as it is
+//! after its file was removed.
 
 #[cfg(test)]
 mod tests;
@@ -195,14 +196,15 @@ impl SnapshotDirectory {
     /// Removes what a process that was killed has left beside a snapshot, or before the first one.
     /// Otherwise these files fill the disk until a later snapshot is complete.
     fn remove_leftovers(&self, path: &Path) {
-        let removed = match read_state(path) {
+        // The state may have been renamed by a process that could not write this to the disk.
+        let removed = self.file.sync_data().and_then(|()| match read_state(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.remove_others(&[]),
             // A state of another version names files, too.
             text => match text.ok().and_then(|text| VmState::parse(&text).ok()) {
                 Some(state) => self.remove_others(&state.files()),
                 None => Ok(()),
             },
-        };
+        });
         if let Err(error) = removed {
             log::warn!("{}: files of a snapshot that was not taken remain: {error}", self.name);
         }

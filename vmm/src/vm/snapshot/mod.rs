@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The order makes the snapshot one of a single moment: neither a vCPU nor a device changes memory
-//! when it is read, and the interrupt controller's tables, which KVM writes to guest memory, are in
+//! when it is read (a live one reads again what was written meanwhile), and the interrupt controller's tables, which KVM writes to guest memory, are in
 //! it. What a device has raised without the guest's acknowledgement is raised again.
 //!
 //! With `incremental=on`, only the first snapshot has all memory. Later ones have the pages that changed
@@ -23,7 +23,7 @@ mod state;
 
 pub(super) use directory::Committed;
 pub use directory::SnapshotDirectory;
-pub use open::OpenSnapshot;
+pub use open::{MAX_CHANGES_FILES, OpenSnapshot};
 pub use order::OrderFile;
 #[cfg(test)]
 pub(super) use state::testing;

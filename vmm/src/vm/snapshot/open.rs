@@ -13,6 +13,9 @@ use super::{
 /// each, which takes longer than to open files.
 pub(super) const MAX_READS: u32 = 8;
 
+/// Maximum number of files of changes, all of which a restore reads.
+pub const MAX_CHANGES_FILES: usize = 128;
+
 /// An opened snapshot.
 #[derive(Debug)]
 pub struct OpenSnapshot {
@@ -71,6 +74,13 @@ impl OpenSnapshot {
             let opened = open_regular(&path.join(file));
             Ok(Arc::new(opened.map_err(failed(format!("{name}: {file}")))?))
         };
+        if state.changes.len() > MAX_CHANGES_FILES {
+            let text = format!(
+                "the state names {} files of changes; the maximum is {MAX_CHANGES_FILES}",
+                state.changes.len()
+            );
+            return Err(failed(name)(text));
+        }
         let memory = open(MEMORY_PREFIX, "memory", &state.memory)?;
         let changes = state.changes.iter();
         let changes = changes.map(|changes| open(CHANGES_PREFIX, "changes", &changes.name));

@@ -225,3 +225,16 @@ fn a_memory_file_outside_of_the_directory_is_refused() {
         assert!(refusal(&path).contains("no memory file"), "{name}: {}", refusal(&path));
     }
 }
+
+#[test]
+fn a_state_that_names_a_file_of_changes_without_end_is_refused() {
+    let (_folder, path) = new_directory();
+    let directory = SnapshotDirectory::open(&path).unwrap();
+    let (name, file) = directory.create_memory().unwrap();
+    let (changes, _) = directory.create_changes().unwrap();
+    let mut state = small_state(name);
+    state.changes = vec![ChangesState { name: changes, bytes: Bytes(0), crc: 0 }; 129];
+    directory.commit(&file, &state).unwrap();
+
+    assert!(refusal(&path).contains("names 129 files of changes"), "{}", refusal(&path));
+}
