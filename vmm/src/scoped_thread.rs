@@ -5,6 +5,7 @@
 use std::{
     io,
     os::fd::{AsRawFd as _, BorrowedFd},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
 };
@@ -42,6 +43,15 @@ impl Drop for ScopedThread {
     }
 }
 
+/// Calls the work of a thread whose result others wait for. A panic, which the panic hook has reported, is
+/// an error.
+///
+/// # Errors
+/// Those of the work.
+pub fn catch_panic<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(io::Error::other("a defect")))
+}
+
 /// Borrows the file descriptor of an event.
 pub fn borrow_event(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the result borrows the event, which keeps the file descriptor open.
@@ -67,5 +77,13 @@ mod tests {
         stop.write(1).unwrap();
 
         assert_eq!([(); 2].map(|()| is_stop_requested(&stop)), [true; 2]);
+    }
+
+    #[test]
+    fn a_panic_of_the_work_is_an_error() {
+        let error = catch_panic::<()>(|| panic!("reported by the hook")).unwrap_err();
+
+        assert_eq!(error.to_string(), "a defect");
+        assert_eq!(catch_panic(|| Ok(7)).unwrap(), 7);
     }
 }

@@ -13,14 +13,7 @@
 //! node or another kernel, are filled by smaller pages, and collapsed at the end.
 
 use std::{
-    collections::BTreeSet,
-    io,
-    ops::Range,
-    os::fd::AsFd as _,
-    panic::{AssertUnwindSafe, catch_unwind},
-    slice,
-    sync::Arc,
-    time::Instant,
+    collections::BTreeSet, io, ops::Range, os::fd::AsFd as _, slice, sync::Arc, time::Instant,
 };
 
 use granule_types::{
@@ -43,7 +36,7 @@ use super::{
     user_faults::UserFaults,
 };
 use crate::{
-    scoped_thread::{ScopedThread, borrow_event},
+    scoped_thread::{ScopedThread, borrow_event, catch_panic},
     stalls::StallHistogram,
 };
 
@@ -123,8 +116,7 @@ impl OnDemand {
         let in_handler = Arc::clone(&source);
         let handler = ScopedThread::start("fault-handler", move |stop| {
             // After a panic, too, all threads that access a missing page would wait for ever.
-            let answered = catch_unwind(AssertUnwindSafe(|| in_handler.answer_faults(stop)));
-            if let Err(error) = answered.unwrap_or_else(|_| Err(io::Error::other("a defect"))) {
+            if let Err(error) = catch_panic(|| in_handler.answer_faults(stop)) {
                 on_failure(error);
             }
         });

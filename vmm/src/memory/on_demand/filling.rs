@@ -8,7 +8,6 @@
 use std::{
     io,
     ops::{Range, RangeInclusive},
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -19,7 +18,7 @@ use std::{
 use super::{LARGEST_MOVED, Source, page_size};
 use crate::{
     memory::{GuestMemory, GuestRam, image::file_offsets},
-    scoped_thread::{ScopedThread, is_stop_requested},
+    scoped_thread::{ScopedThread, catch_panic, is_stop_requested},
 };
 
 /// Size of a stripe, unless a page of its region is larger: a multiple of all other parts. Tests divide
@@ -70,9 +69,7 @@ impl Filling {
             ScopedThread::start("memory-filler", move |stop| {
                 let is_stopped = || is_stop_requested(stop);
                 // After a panic, too, the others must not wait for this thread.
-                let run = catch_unwind(AssertUnwindSafe(|| filling.run(&is_stopped)));
-                let run = run.unwrap_or_else(|_| Err(io::Error::other("a defect")));
-                let Some(result) = run.transpose() else {
+                let Some(result) = catch_panic(|| filling.run(&is_stopped)).transpose() else {
                     return;
                 };
                 if let Err(error) = &result {
