@@ -11,6 +11,7 @@ use std::{
     sync::{Arc, Once},
 };
 
+use granule_types::error_text;
 use kvm_ioctls::VmFd;
 
 use super::{
@@ -45,7 +46,10 @@ pub fn start(
         (Stage2Prefault::BeforeStart, Some(populator)) => {
             // It only saves faults.
             if let Err(error) = populator.populate(memory.regions()) {
-                log::warn!("--prefault stage2: the rest is populated by faults: {error}");
+                log::warn!(
+                    "--prefault stage2: the rest is populated by faults: {}",
+                    error_text(&error)
+                );
             }
             Ok(None)
         }
@@ -89,7 +93,8 @@ fn populate_in_use(
                 populated.map_err(io::Error::other)
             });
             if let Err(error) = result {
-                log::warn!("--prefault stage2: memory from {:#x} on: {error}", chunk.start.0);
+                let (from, error) = (chunk.start.0, error_text(&error));
+                log::warn!("--prefault stage2: memory from {from:#x} on: {error}");
                 return;
             }
         }

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! The order makes the snapshot one of a single moment: neither a vCPU nor a device changes memory
-//! when it is read (a live one reads again what was written meanwhile), and the interrupt controller's tables, which KVM writes to guest memory, are in
-//! it. What a device has raised without the guest's acknowledgement is raised again.
+//! when it is read (a live one reads again what was written meanwhile), and the interrupt controller's
+//! tables, which KVM writes to guest memory, are in it. What a device has raised without the guest's
+//! acknowledgement is raised again.
 //!
 //! With `incremental=on`, only the first snapshot has all memory. Later ones have the pages that changed
 //! since the one before, from the change log (`vm::change_log`), and name the files of all of them.
