@@ -19,6 +19,7 @@ mod cache;
 mod check;
 mod command;
 mod error;
+mod file_lock;
 mod host;
 mod image;
 mod in_use;

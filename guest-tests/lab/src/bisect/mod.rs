@@ -16,7 +16,7 @@ mod options;
 mod search;
 mod state;
 
-use std::{fs::File, path::Path};
+use std::path::Path;
 
 use granule_types::backing::Backing;
 
@@ -29,6 +29,7 @@ use self::{
 use crate::{
     RunStatus,
     error::{LabError, with_causes},
+    file_lock::FileLock,
     interrupt,
     jobs::{
         JobQueue,
@@ -135,7 +136,7 @@ fn plan_jobs(
     (shell, paths, progress): (Shell, &Paths, &Progress),
     options: &BisectOptions,
     common: CommonOptions,
-) -> Result<(Vec<PlannedJob>, Vec<File>), LabError> {
+) -> Result<(Vec<PlannedJob>, Vec<FileLock>), LabError> {
     let mut matrix = options.matrix.clone();
     let page_size = options.serial.build.page_size()?;
     let block = Backing::AnonymousHugetlb(Some(page_size.huge_page()));
@@ -158,10 +159,10 @@ struct Bisection<'a> {
     executor: Executor,
     jobs: Vec<PlannedJob>,
     /// Marks of the jobs' files in the cache.
-    _in_use: Vec<File>,
+    _in_use: Vec<FileLock>,
     run_directory: RunDirectory,
     /// Lock of the run directory; absent in a dry run.
-    _lock: Option<File>,
+    _lock: Option<FileLock>,
     source: Source,
     state: State,
     good_figure: u64,

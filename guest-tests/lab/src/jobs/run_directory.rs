@@ -18,7 +18,7 @@
 //! Except for paths in command lines, the contents do not depend on time or machine.
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     io,
     path::{Path, PathBuf},
 };
@@ -29,6 +29,7 @@ use granule_types::record::Record;
 use crate::{
     command::CommandError,
     error::{LabError, with_causes},
+    file_lock::FileLock,
     jobs::{JobResult, JobResults, KERNEL_DOES_NOT_BOOT, matrix::PlannedJob},
     kernel::{Kernel, recipe::PROGRAMS_DIRECTORY},
     options::RunPath,
@@ -90,20 +91,19 @@ impl RunDirectory {
         }
     }
 
-    /// Locks the directory until the file is dropped.
+    /// Locks the directory until the value is dropped.
     ///
     /// # Errors
     /// Another process holds the lock.
-    pub fn lock(&self) -> Result<File, LabError> {
+    pub fn lock(&self) -> Result<FileLock, LabError> {
         let failed = |error| CommandError::file("lock the run directory", &self.path, error);
-        let lock = File::create(self.path.join(".lock")).map_err(failed)?;
-        match lock.try_lock() {
-            Err(TryLockError::WouldBlock) => Err(LabError::Unusable(format!(
+        let file = File::create(self.path.join(".lock")).map_err(failed)?;
+        FileLock::try_exclusive(file).map_err(failed)?.map_err(|_| {
+            LabError::Unusable(format!(
                 "another process executes the run in {}: wait for its end, or end it",
                 self.path.display()
-            ))),
-            result => Ok(result.map(|()| lock).map_err(|error| failed(error.into()))?),
-        }
+            ))
+        })
     }
 
     /// Writes `kernel.json` and the configuration of each kernel.

@@ -2,10 +2,12 @@
 //! Entries of the cache that jobs use: their kernels, the tests of a tree, the files of a guest. A removal
 //! from the cache keeps them.
 
-use std::{collections::BTreeSet, fs::File, path::Path};
+use std::{collections::BTreeSet, path::Path};
 
 use super::matrix::PlannedJob;
-use crate::{command::CommandError, in_use, kernel::image::Kernel, shell::Shell};
+use crate::{
+    command::CommandError, file_lock::FileLock, in_use, kernel::image::Kernel, shell::Shell,
+};
 
 /// Marks the entries of the cache with these kernels, and with the files of these jobs, as in use until
 /// the marks are dropped. Other files have no mark; a dry run marks none.
@@ -14,7 +16,7 @@ pub fn mark_in_use(
     kernels: &[Kernel],
     jobs: &[PlannedJob],
     cache: &Path,
-) -> Result<Vec<File>, CommandError> {
+) -> Result<Vec<FileLock>, CommandError> {
     if shell.is_dry_run() {
         return Ok(Vec::new());
     }

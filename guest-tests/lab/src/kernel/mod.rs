@@ -25,7 +25,7 @@ pub mod sources;
 pub mod toolchain;
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     path::{Path, PathBuf},
 };
 
@@ -41,6 +41,7 @@ use self::{
 use crate::{
     command::CommandError,
     error::LabError,
+    file_lock::FileLock,
     host::program::guest_mode_number,
     options::{KernelOptions, Matrix, Options, Paths, SourceOptions, TestProgram, Workload},
     progress::Progress,
@@ -53,19 +54,19 @@ pub use image::Kernel;
 /// File of the cache that is locked while kernels are built.
 pub const CACHE_LOCK: &str = "lock";
 
-/// Locks the cache until the file is dropped; waits while another run holds the lock.
-pub fn lock_cache(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> {
+/// Locks the cache until the value is dropped; waits while another run holds the lock.
+pub fn lock_cache(shell: Shell, cache: &Path) -> Result<Option<FileLock>, LabError> {
     shell.create_dir(cache)?;
     if shell.is_dry_run() {
         return Ok(None);
     }
     let failed = |error| CommandError::file("lock the cache", cache, error);
     let file = File::create(cache.join(CACHE_LOCK)).map_err(failed)?;
-    if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+    let lock = FileLock::try_exclusive(file).map_err(failed)?.or_else(|file| {
         eprintln!("lab: waiting for another run that prepares kernels in {}", cache.display());
-    }
-    file.lock().map_err(failed)?;
-    Ok(Some(file))
+        FileLock::exclusive(file).map_err(failed)
+    });
+    lock.map(Some).map_err(Into::into)
 }
 
 /// Fetches and unpacks the source of the base. Returns its unpatched tree.
@@ -84,7 +85,7 @@ pub struct Preparation<'a> {
     kernels: &'a KernelOptions,
     origin: Origin,
     pub tests: Vec<Invocation>,
-    _lock: Option<File>,
+    _lock: Option<FileLock>,
 }
 
 #[derive(Debug)]

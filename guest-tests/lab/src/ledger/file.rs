@@ -11,6 +11,7 @@ use super::line::{Key, Line, SCHEMA};
 use crate::{
     command::CommandError,
     error::LabError,
+    file_lock::FileLock,
     shell::{Shell, absolute},
 };
 
@@ -62,7 +63,7 @@ impl LedgerFile {
         // Another run may have added lines in the meantime, and adds no line from here on. The file
         // is replaced, so the lock is that of its directory.
         let directory = self.path.parent().unwrap_or(&self.path);
-        let locked = File::open(directory).and_then(|file| file.lock().map(|()| file));
+        let locked = File::open(directory).and_then(FileLock::exclusive);
         let _lock = locked.map_err(|error| CommandError::file("lock", directory, error))?;
         *self = Self::open(&self.path)?;
         if self.find(&line.key) == Some(&line) {

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Measures the kernels of a ledger one after the other.
 
-use std::{
-    fs::{self, File},
-    path::Path,
-};
+use std::{fs, path::Path};
 
 use super::{
     LedgerOptions,
@@ -15,6 +12,7 @@ use super::{
 };
 use crate::{
     error::{LabError, with_causes},
+    file_lock::FileLock,
     jobs::{JobQueue, execute::Executor, matrix::PlannedJob, run_directory::RunDirectory},
     kernel::{
         build::KernelBuilder,
@@ -76,7 +74,7 @@ pub struct Session<'a> {
     /// Hash of the arm64 `granule` and the counting plugin.
     program: String,
     /// Directory of this run and its lock, created for the first kernel that is measured.
-    run_directory: Option<(RunDirectory, Option<File>)>,
+    run_directory: Option<(RunDirectory, Option<FileLock>)>,
 }
 
 /// Returns the start of the digest of the programs that run in the host. A program that cannot be read,
@@ -258,7 +256,7 @@ fn is_of_ledger(path: &Path) -> bool {
 fn open_run_directory(
     shell: Shell,
     path: &RunPath,
-) -> Result<(RunDirectory, Option<File>), LabError> {
+) -> Result<(RunDirectory, Option<FileLock>), LabError> {
     let run_directory = match path {
         RunPath::Given(path) if is_of_ledger(path) => RunDirectory::of_path(path),
         path => RunDirectory::create(shell, path)?,

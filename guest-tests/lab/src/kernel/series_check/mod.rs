@@ -23,10 +23,7 @@ mod patches;
 mod targets;
 mod warnings;
 
-use std::{
-    fs::File,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use self::{
     objects::{Configuration, ObjectCheck, Programs},
@@ -35,6 +32,7 @@ use self::{
 use crate::{
     command::CommandError,
     error::LabError,
+    file_lock::FileLock,
     in_use,
     kernel::{
         git::{Repository, TreeId},
@@ -188,9 +186,9 @@ struct CheckedSource {
     directory: PathBuf,
     repository: Repository,
     /// Lock of the work tree.
-    _lock: Option<File>,
+    _lock: Option<FileLock>,
     /// Marks of the directory and of the source, whose objects the repository of a compilation reads.
-    _in_use: [File; 2],
+    _in_use: [FileLock; 2],
 }
 
 impl CheckedSource {
@@ -233,7 +231,7 @@ struct Counts {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, thread, time::Duration};
+    use std::fs::{self, File};
 
     use clap::Parser;
 
@@ -374,16 +372,6 @@ mod tests {
         assert!(!twice && of_first_base_again, "the first base has it once");
     }
 
-    /// Waits for a condition: a program that another test starts shares all locks until it executes.
-    fn eventually(condition: &dyn Fn() -> bool) -> bool {
-        (0..1000).any(|_| {
-            condition() || {
-                thread::sleep(Duration::from_millis(10));
-                false
-            }
-        })
-    }
-
     #[test]
     fn a_check_uses_its_directory_and_the_source_of_its_objects() {
         let fixture = Fixture::new(&[]);
@@ -398,12 +386,12 @@ mod tests {
         let check = CheckedSource::open(&cache, base, Some(&linux), true).unwrap();
         let during = ["sources", "check-series"].map(is_in_use);
         // Other runs and a removal of unused entries need not wait for the compilation.
-        let other = eventually(&|| File::open(cache.join("lock")).unwrap().try_lock().is_ok());
+        let other = File::open(cache.join("lock")).unwrap().try_lock();
         drop(check);
 
         assert_eq!(during, [true; 2]);
-        assert!(other);
-        assert!(["sources", "check-series"].iter().all(|kind| eventually(&|| !is_in_use(kind))));
+        assert!(other.is_ok(), "{other:?}");
+        assert!(["sources", "check-series"].iter().all(|kind| !is_in_use(kind)));
     }
 
     #[test]
