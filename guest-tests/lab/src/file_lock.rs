@@ -3,7 +3,7 @@
 //!
 //! A lock belongs to an open file, not to a process, and a program that another thread starts shares all
 //! open files until it executes. If the file was only closed, its lock could outlive the value by that
-//! time, and refuse whoever takes it next: the end of a value unlocks the file for all who share it.
+//! time, and refuse the next who takes it: the end of a value unlocks the file for all who share it.
 
 use std::{
     fs::{File, TryLockError},
