@@ -6,7 +6,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tempfile::TempDir;
 
 use super::*;
-use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, child_test_command};
+use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, child_test_command, wait_until};
 
 const SECTORS: usize = 256;
 const OK: u8 = 0;
@@ -15,17 +15,14 @@ const UNSUPPORTED: u8 = 2;
 
 fn open_disk(folder: &TempDir, is_read_only: bool) -> Box<Block> {
     let path = folder.path().join("disk");
-    if !path.exists() {
-        let bytes: Vec<u8> = (0..=u8::MAX).flat_map(|sector| [sector; 512]).collect();
-        fs::write(&path, bytes).unwrap();
-    }
+    let bytes: Vec<u8> = (0..=u8::MAX).flat_map(|sector| [sector; 512]).collect();
+    fs::write(&path, bytes).unwrap();
     Box::new(Block::new(Disk::open(&path, is_read_only).unwrap(), "a disk of the tests"))
 }
 
 /// Returns the temporary directory of a disk, and the disk's driver.
 fn start_driver(is_read_only: bool) -> (TempDir, Driver) {
     let folder = tempfile::tempdir().unwrap();
-    drop(open_disk(&folder, false));
     let driver = Driver::start(open_disk(&folder, is_read_only), EVENT_IDX);
     (folder, driver)
 }
@@ -199,6 +196,8 @@ fn a_disk_has_one_writer_or_several_readers() {
     let second = Disk::open(&path, false).unwrap_err();
     let reader = Disk::open(&path, true).unwrap_err();
     drop(writer);
+    // A program that another test starts shares the lock until it executes.
+    wait_until("the lock of the writer ends", || Disk::open(&path, true).is_ok());
     let readers = [Disk::open(&path, true), Disk::open(&path, true)];
     let writer_beside_readers = Disk::open(&path, false).unwrap_err();
 

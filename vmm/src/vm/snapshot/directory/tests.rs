@@ -11,6 +11,7 @@ use super::{
     },
     *,
 };
+use crate::devices::virtio::testing::wait_until;
 
 fn save(directory: &SnapshotDirectory, vcpus: u32) {
     let (name, file) = directory.create_memory().unwrap();
@@ -18,6 +19,17 @@ fn save(directory: &SnapshotDirectory, vcpus: u32) {
     state.config.vcpus = vcpus;
     let committed = directory.commit(&file, &state).unwrap();
     directory.remove_earlier(&committed);
+}
+
+/// Opens a directory that was locked before: a program that another test starts shares the lock until it
+/// executes.
+fn open_again(path: &Path) -> SnapshotDirectory {
+    let mut opened = None;
+    wait_until("the earlier lock ends", || {
+        opened = SnapshotDirectory::open(path).ok();
+        opened.is_some()
+    });
+    opened.unwrap()
 }
 
 fn names(path: &Path) -> Vec<String> {
@@ -95,7 +107,7 @@ fn what_an_interruption_has_left_is_removed_by_the_next_process() {
     assert!(SnapshotDirectory::open(&path).is_err(), "the directory is locked");
     drop(directory);
 
-    let _directory = SnapshotDirectory::open(&path).unwrap();
+    let _directory = open_again(&path);
 
     assert_eq!(names(&path), ["memory-0", STATE_NAME]);
     assert_eq!(OpenSnapshot::open(&path).unwrap().state.config.vcpus, 1);
@@ -106,7 +118,7 @@ fn what_a_first_snapshot_has_left_is_removed_by_the_next_process() {
     let (_folder, path) = new_directory();
     SnapshotDirectory::open(&path).unwrap().create_memory().unwrap();
 
-    drop(SnapshotDirectory::open(&path).unwrap());
+    drop(open_again(&path));
 
     assert!(names(&path).is_empty());
 }
@@ -117,7 +129,7 @@ fn files_beside_a_state_that_cannot_be_read_are_kept() {
     SnapshotDirectory::open(&path).unwrap().create_memory().unwrap();
     fs::write(path.join(STATE_NAME), "of another version").unwrap();
 
-    drop(SnapshotDirectory::open(&path).unwrap());
+    drop(open_again(&path));
 
     assert_eq!(names(&path), ["memory-0", STATE_NAME]);
 }
