@@ -283,9 +283,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::devices::virtio::testing::wait_until;
 
     fn serve(path: &Path) -> io::Result<ApiServer> {
         ApiServer::serve(BoundSocket::new(path)?, || Ok(()))
+    }
+
+    /// Leaves the socket of a killed run. A program that another test starts listens, too, until it
+    /// executes.
+    fn leave_stale_socket(path: &Path) {
+        drop(UnixListener::bind(path).unwrap());
+        wait_until("the listener ends", || UnixStream::connect(path).is_err());
     }
 
     fn send(path: &Path, request: &str) -> String {
@@ -319,7 +327,7 @@ mod tests {
     fn a_socket_of_a_killed_run_is_replaced_and_a_served_one_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("api");
-        drop(UnixListener::bind(&path).unwrap());
+        leave_stale_socket(&path);
 
         let api = serve(&path).unwrap();
         let second = serve(&path).unwrap_err();
@@ -347,13 +355,13 @@ mod tests {
         drop(BoundSocket::new(&path).unwrap());
         assert!(!path.exists());
     }
+
     #[test]
     fn one_of_the_runs_that_start_at_once_has_the_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("api");
         for round in 0..300 {
-            // The socket of a killed run.
-            drop(UnixListener::bind(&path).unwrap());
+            leave_stale_socket(&path);
             let start = Barrier::new(3);
             let bind = || {
                 start.wait();
