@@ -129,7 +129,6 @@ mod tests {
         fs::create_dir(path.join("packages")).unwrap();
         fs::write(path.join("packages/5.deb"), "x").unwrap();
         let old = std::time::SystemTime::now() - std::time::Duration::from_secs(40 * 86_400);
-        in_use::touch(&path.join("kernels/1"));
         fs::File::create(path.join("kernels/1/in-use")).unwrap().set_modified(old).unwrap();
         let arguments = format!("prune --cache {} {arguments}", path.display());
         let TestArgs { options } = TestArgs::parse_from(arguments.split_whitespace());
