@@ -95,7 +95,7 @@ request() {
 request_snapshot() {
     # Memory that is filled on demand must be there.
     for attempt in $(seq 30); do
-        request 'POST /v1/snapshot' "$@" | tee /tmp/answer
+        request "POST /v1/snapshot$kind" "$@" | tee /tmp/answer
         grep -q 'try again' /tmp/answer || break
         sleep 1
     done

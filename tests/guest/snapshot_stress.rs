@@ -7,9 +7,9 @@
 //! `GRANULE_SNAPSHOTS` sets the number of snapshots for each backing and mode, `GRANULE_BACKING` selects
 //! one backing. The second test runs guests on memory that is not there yet, as often as
 //! `GRANULE_RESTORES` has it for each backing. The third compares the memory of the process with that of a
-//! restore from incremental snapshots. The fourth ends the process while it saves in each way, by SIGKILL and SIGTERM in
-//! turn; `GRANULE_KILLS` sets how often. `GRANULE_SEED` repeats the moments of a run, which prints its
-//! seed.
+//! restore from incremental snapshots, which follow one of a stopped guest or a live one. The fourth ends
+//! the process while it saves in each way, by SIGKILL and SIGTERM in turn; `GRANULE_KILLS` sets how often.
+//! `GRANULE_SEED` repeats the moments of a run, which prints its seed.
 //!
 //! A guest that is restored finds what its round has written to the disk, although the saved guest has
 //! gone on: it writes to the same place 16 rounds later, and is stopped before.
@@ -272,34 +272,53 @@ fn a_restored_guest_runs_while_its_memory_is_filled() {
 #[ignore = "boots an emulated host: minutes"]
 fn incremental_snapshots_at_random_moments_have_the_memory_of_the_process() {
     let snapshots = number_in("GRANULE_SNAPSHOTS", 4);
-    let mut delays = Delays::new();
+    let only = env::var("GRANULE_BACKING").ok();
     let mut host = EmulatedHost::boot();
+    host.run("echo 60 >/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
     host.prepare_guest(SHELL_FUNCTIONS);
-    host.run("snapshot=,incremental=on; start --memory 96M; rounds 1");
+    let mut identical = 0;
 
-    for number in 0..snapshots {
-        let mode = ["copy", "map", "userfaultfd"][usize::try_from(number % 3).unwrap()];
-        let [first, second] = [(); 2].map(|()| delays.below(500));
-        let context = format!("{number}, memory={mode}, after {first} and {second} s");
-        // Devices of a paused VM go on, so nothing may arrive between the last snapshot and the dump.
-        let saved = host.run(&format!(
-            "request_snapshot; sleep {first}; request_snapshot; sleep {second}; \
-             request 'POST /v1/pause'; ip link set tap8 down; sleep 0.5; request_snapshot; dump 96; \
-             ip link set tap8 up; finish; ls $to"
+    for (backing, modes) in [
+        ("4k", &["copy", "map", "userfaultfd"][..]),
+        ("thp", &["copy", "userfaultfd"]),
+        ("2m", &["copy", "userfaultfd"]),
+    ] {
+        if only.as_ref().is_some_and(|only| only != backing) {
+            continue;
+        }
+        let mut delays = Delays::new();
+        host.run(&format!(
+            "snapshot=,incremental=on; start --memory 96M,backing={backing}; rounds 1; is_running"
         ));
-        let again = host.run(&format!(
-            "restore ,memory={mode},paused=on || cat /tmp/out; request_snapshot; \
-             cmp /tmp/dump $to/memory-* && echo memory is identical"
-        ));
-        let resumed = host.run("request 'POST /v1/resume'; rounds 1");
+        for (number, mode) in (0..snapshots).zip(modes.iter().cycle()) {
+            // The first snapshot has all memory, of a guest that is stopped or that runs on.
+            let kind = ["", "/live"][usize::try_from(number).unwrap() / modes.len() % 2];
+            let [first, second] = [(); 2].map(|()| delays.below(500));
+            let context =
+                format!("{backing} {number}{kind}, memory={mode}, after {first} and {second} s");
+            // Devices of a paused VM go on, so nothing may arrive between the last snapshot and the dump.
+            let saved = host.run(&format!(
+                "kind={kind}; request_snapshot; kind=; sleep {first}; request_snapshot; sleep {second}; \
+                 request 'POST /v1/pause'; ip link set tap8 down; sleep 0.5; request_snapshot; dump 96; \
+                 ip link set tap8 up; finish; ls $to"
+            ));
+            let again = host.run(&format!(
+                "restore ,memory={mode},paused=on || cat /tmp/out; request_snapshot; \
+                 cmp /tmp/dump $to/memory-* && echo memory is identical"
+            ));
+            let resumed = host.run("request 'POST /v1/resume'; rounds 1");
 
-        assert_sound(&saved, &context);
-        assert!(saved.matches("changes-").count() > 1, "{context}: {saved}");
-        assert!(again.contains("memory is identical"), "{context}: {saved}{again}");
-        assert!(resumed.contains("\"state\":\"running\""), "{context}: {resumed}");
+            assert_sound(&saved, &context);
+            assert_eq!(saved.matches("data_bytes").count(), 3, "{context}: {saved}");
+            assert!(saved.matches("changes-").count() > 1, "{context}: {saved}");
+            assert!(again.contains("memory is identical"), "{context}: {saved}{again}");
+            assert!(resumed.contains("\"state\":\"running\""), "{context}: {resumed}");
+            identical += 1;
+        }
+        assert_sound(&host.run("finish"), backing);
     }
-    assert_sound(&host.run("finish"), "the last restore");
-    println!("{snapshots} incremental snapshots have the memory of the process");
+    assert!(identical > 0, "GRANULE_BACKING={only:?} is no backing of this test");
+    println!("{identical} incremental snapshots have the memory of the process");
 }
 
 #[test]

@@ -15,6 +15,7 @@
 //! | `POST /v1/snapshot/live` | does so while the guest runs, and stops it only to save what it has changed meanwhile |
 //! | `POST /v1/balloon/SIZE` | sets the size of the balloon |
 //! | `GET /metrics` | all counters in the text format of Prometheus |
+//! | `GET /v1/counters?mapped`, `/metrics?mapped` | the same with what stage 2 maps; faults of the guest wait |
 
 use granule_types::units::Bytes;
 use serde_json::{Value, json};
@@ -33,8 +34,8 @@ pub enum ApiRequest {
     Stop,
     Memory,
     Collapse,
-    Counters,
-    Metrics,
+    Counters { mapped: bool },
+    Metrics { mapped: bool },
     DirtyLogging(bool),
     DirtyPages,
     ClearDirtyLog,
@@ -124,6 +125,12 @@ fn body_length(headers: &[httparse::Header<'_>]) -> Result<usize, &'static str> 
 }
 
 fn route(method: &str, path: &str) -> Result<ApiRequest, Response> {
+    // A scraper of metrics sends parameters with a value, which may be empty.
+    let is_mapped = |query| matches!(query, "mapped" | "mapped=");
+    let (path, mapped) = match path.split_once('?') {
+        Some((path @ ("/v1/counters" | "/metrics"), query)) if is_mapped(query) => (path, true),
+        _ => (path, false),
+    };
     let (expected, request) = match path {
         "/v1/state" => ("GET", ApiRequest::State),
         "/v1/pause" => ("POST", ApiRequest::Pause),
@@ -131,8 +138,8 @@ fn route(method: &str, path: &str) -> Result<ApiRequest, Response> {
         "/v1/stop" => ("POST", ApiRequest::Stop),
         "/v1/memory" => ("GET", ApiRequest::Memory),
         "/v1/memory/collapse" => ("POST", ApiRequest::Collapse),
-        "/v1/counters" => ("GET", ApiRequest::Counters),
-        "/metrics" => ("GET", ApiRequest::Metrics),
+        "/v1/counters" => ("GET", ApiRequest::Counters { mapped }),
+        "/metrics" => ("GET", ApiRequest::Metrics { mapped }),
         "/v1/dirty" => ("GET", ApiRequest::DirtyPages),
         "/v1/dirty/start" => ("POST", ApiRequest::DirtyLogging(true)),
         "/v1/dirty/stop" => ("POST", ApiRequest::DirtyLogging(false)),
@@ -196,6 +203,23 @@ mod tests {
                 matches!(parsed, Err((actual, _)) if actual == status),
                 "{request}: {parsed:?}"
             );
+        }
+    }
+
+    #[test]
+    fn counters_and_metrics_have_a_parameter() {
+        let parse = |path| parse(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes());
+
+        for (path, request) in [
+            ("/v1/counters", ApiRequest::Counters { mapped: false }),
+            ("/v1/counters?mapped", ApiRequest::Counters { mapped: true }),
+            ("/metrics", ApiRequest::Metrics { mapped: false }),
+            ("/metrics?mapped=", ApiRequest::Metrics { mapped: true }),
+        ] {
+            assert_eq!(parse(path), Ok(Some(request)), "{path}");
+        }
+        for path in ["/metrics?", "/metrics?mapped=off", "/v1/state?mapped"] {
+            assert!(matches!(parse(path), Err((404, _))), "{path}");
         }
     }
 

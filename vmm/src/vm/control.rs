@@ -123,9 +123,11 @@ impl<'a> VmController<'a> {
             ApiRequest::LiveSnapshot => return self.save_snapshot(true),
             ApiRequest::Memory => return self.memory(),
             ApiRequest::Collapse => return self.collapse(),
-            ApiRequest::Counters => return self.counters(|snapshot| json!(snapshot).into()),
-            ApiRequest::Metrics => {
-                return self.counters(|snapshot| Body::Metrics(metrics::text(snapshot)));
+            ApiRequest::Counters { mapped } => {
+                return self.counters(mapped, |snapshot| json!(snapshot).into());
+            }
+            ApiRequest::Metrics { mapped } => {
+                return self.counters(mapped, |snapshot| Body::Metrics(metrics::text(snapshot)));
             }
             ApiRequest::DirtyLogging(_) | ApiRequest::ClearDirtyLog if self.changes_own_logs() => {
                 let reason = "dirty logging belongs to incremental snapshots: start the VM without \
@@ -302,9 +304,14 @@ impl<'a> VmController<'a> {
         (200, sizes.into())
     }
 
-    fn counters(&mut self, body: impl FnOnce(&Snapshot) -> Body) -> Response {
+    fn counters(&mut self, mapped: bool, body: impl FnOnce(&Snapshot) -> Body) -> Response {
         match self.read_statistics() {
-            Ok(snapshot) => (200, body(&snapshot)),
+            Ok(mut snapshot) => {
+                if mapped {
+                    snapshot.mapped_bytes = self.mapped_bytes();
+                }
+                (200, body(&snapshot))
+            }
             Err(error) => error_response(500, &error_text(&error)),
         }
     }

@@ -2,7 +2,10 @@
 //! Statistics of a VM in the text format of Prometheus, version 0.0.4
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats>).
 
-use std::fmt::{Display, Write as _};
+use std::{
+    collections::BTreeMap,
+    fmt::{Display, Write as _},
+};
 
 use granule_types::record::EventCounts;
 
@@ -31,12 +34,12 @@ pub fn text(snapshot: &Snapshot) -> String {
     let pages =
         snapshot.gauges.iter().map(|(name, value)| (format!("statistic=\"{name}\""), value));
     add_family(&mut text, "granule_kvm", "gauge", "Statistics of KVM that rise and fall.", pages);
-    let resident = snapshot.resident_bytes.iter().enumerate().flat_map(|(zone, resident)| {
-        let samples = resident.iter();
-        samples.map(move |(page, bytes)| (format!("zone=\"{zone}\",page_bytes=\"{page}\""), bytes))
-    });
+    let resident = zone_samples(&snapshot.resident_bytes, "page_bytes");
     let help = "Guest memory that is resident in the host, by page size.";
     add_family(&mut text, "granule_resident_bytes", "gauge", help, resident);
+    let mapped = zone_samples(&snapshot.mapped_bytes, "leaf_bytes");
+    let help = "Guest memory that stage 2 maps, by size of the leaf.";
+    add_family(&mut text, "granule_mapped_bytes", "gauge", help, mapped);
     let tables = snapshot.stage2_tables.iter().map(|bytes| (String::new(), bytes));
     let help = "Growth of the host's stage-2 tables since the VM was built.";
     add_family(&mut text, "granule_stage2_table_bytes", "gauge", help, tables);
@@ -49,6 +52,16 @@ pub fn text(snapshot: &Snapshot) -> String {
         "Samples of faults that are lost or stand beside lost ones, whose stalls are not recorded.";
     add_family(&mut text, "granule_stall_samples_lost_total", "counter", help, lost);
     text
+}
+
+/// Returns the samples of each zone by size, with their labels.
+fn zone_samples<'a>(
+    zones: &'a [BTreeMap<u64, u64>],
+    size: &'a str,
+) -> impl Iterator<Item = (String, &'a u64)> {
+    zones.iter().enumerate().flat_map(move |(zone, bytes)| {
+        bytes.iter().map(move |(key, bytes)| (format!("zone=\"{zone}\",{size}=\"{key}\""), bytes))
+    })
 }
 
 /// Adds a family of counters with one label.
@@ -117,7 +130,7 @@ fn seconds(nanoseconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, time::Duration};
+    use std::time::Duration;
 
     use super::*;
     use crate::stalls::StallHistogram;
@@ -141,7 +154,7 @@ mod tests {
             exits: counts("mmio-reads", 2),
             gauges: EventCounts::new(),
             resident_bytes: vec![BTreeMap::new(), [(2 << 20, 4 << 20)].into()],
-            mapped_bytes: Vec::new(),
+            mapped_bytes: vec![[(4096, 8192), (2 << 20, 2 << 20)].into()],
             stage2_tables: Some(4096),
             overhead: None,
             stalls,
@@ -156,6 +169,8 @@ mod tests {
             "granule_stage2_fault_accesses_total{access=\"write\"} 3",
             "granule_exits_total{reason=\"mmio-reads\"} 2",
             "granule_resident_bytes{zone=\"1\",page_bytes=\"2097152\"} 4194304",
+            "granule_mapped_bytes{zone=\"0\",leaf_bytes=\"4096\"} 8192",
+            "granule_mapped_bytes{zone=\"0\",leaf_bytes=\"2097152\"} 2097152",
             "granule_stage2_table_bytes 4096",
             "granule_stall_seconds_bucket{cause=\"mmio\",le=\"0.000001000\"} 0",
             "granule_stall_seconds_bucket{cause=\"mmio\",le=\"0.000004000\"} 1",
@@ -166,7 +181,7 @@ mod tests {
         ] {
             assert!(samples.contains(&expected), "{expected}: {text}");
         }
-        assert_eq!(text.matches("# TYPE").count(), 8, "{text}");
-        assert_eq!(samples.len(), 7 + 13, "{text}");
+        assert_eq!(text.matches("# TYPE").count(), 9, "{text}");
+        assert_eq!(samples.len(), 9 + 13, "{text}");
     }
 }

@@ -83,7 +83,7 @@ const REQUESTS: [(&str, ApiRequest); 4] = [
     ("GET /v1/state", ApiRequest::State),
     ("POST /v1/snapshot", ApiRequest::Snapshot),
     ("POST /v1/snapshot/live", ApiRequest::LiveSnapshot),
-    ("GET /metrics", ApiRequest::Metrics),
+    ("GET /metrics", ApiRequest::Metrics { mapped: false }),
 ];
 
 /// Confines the calling thread as the main thread and runs all components.
@@ -126,7 +126,7 @@ fn answer_request(api: &ApiServer, expected: &ApiRequest) {
     let pending = api.wait_for_request();
     assert_eq!(pending.request, *expected);
     let body = match pending.request {
-        ApiRequest::Metrics => Body::Metrics("granule_exits_total 7".to_owned()),
+        ApiRequest::Metrics { .. } => Body::Metrics("granule_exits_total 7".to_owned()),
         _ => json!({ "state": "running" }).into(),
     };
     pending.respond((200, body));
