@@ -72,6 +72,16 @@ fn a_guest_has_a_gicv2_on_a_host_without_gicv3() {
 
     // Linux names the interrupts of a GICv2 `GIC-0`, those of a GICv3 `GICv3`.
     assert!(output.contains("GIC-0") && output.contains("safe 1"), "{output}");
+
+    // It cannot be saved, and goes on.
+    let output = host.run(
+        "kill $pid; wait $pid; mkdir -m 777 /tmp/run; \
+         run_with_socket --snapshot /tmp/run/saved --kernel /mnt/vmlinuz --initrd /tmp/small.cpio \
+             --disk /tmp/disk --memory 128M --cmdline 'console=ttyS0 quiet'; \
+         wait_until_safe; request 'POST /v1/snapshot' 'GET /v1/state'",
+    );
+    assert!(output.contains("snapshots need a GICv3"), "{output}");
+    assert!(output.contains("\"state\":\"running\""), "{output}");
 }
 
 #[test]

@@ -253,11 +253,18 @@ fn what_does_not_fit_is_refused_and_the_snapshot_stays() {
     let output = host.run("save");
     assert!(output.contains("data_bytes"), "{output}");
 
-    // States of hosts with other pages, another CPU and another GIC, which is refused before memory is
-    // read; the last edit changes nothing.
+    // States of hosts with other pages, another CPU, another counter and another GIC, which is refused
+    // before memory is read, and of other VMs; the last edit changes nothing.
     for (edit, expected) in [
         ("s/\"page_size\":4096/\"page_size\":65536/", "host with pages of 64K"),
         ("s/\\(13c030\":\"\\)[0-9a-f]*/\\1efcdab8967452301/", "0x123456789abcdef"),
+        ("s/\"counter_frequency\":[0-9]*/\"counter_frequency\":1/", "by a counter of 1 Hz"),
+        (
+            "s/\"zones\":\\[{\"start\":[0-9]*/\"zones\":[{\"start\":4096/",
+            "memory zones are not those",
+        ),
+        ("s/\"vcpus\":2,/\"vcpus\":1,/", "it has 2 vCPUs, and this VM has 1"),
+        ("s/\"affinity\":\"0x0\"/\"affinity\":\"0x5\"/", "affinities [5, "),
         (
             "s/\"memory_crc\":[0-9]*/\"memory_crc\":1/;s/\"interrupts\":[0-9]*/\"interrupts\":992/",
             "interrupts 992 in the snapshot",
