@@ -51,7 +51,7 @@ exec chroot /root /bin/sh -c 'stty -echo; echo host is up; exec /bin/sh'
 /// waits for its disk. `run_with_socket OPTION…` starts `granule` as process `$pid` with the control
 /// socket `/tmp/run/vm.sock` and the output `/tmp/out`, by the command `$nice` if that is set. `request
 /// 'METHOD PATH'…` sends requests to the socket, and `request_snapshot REQUEST…` repeats one until the
-/// snapshot can be taken, and sends the others.
+/// snapshot can be taken, of the kind `$kind` (`/live`) if that is set, and sends the others.
 const GUEST_FUNCTIONS: &str = r#"
 install_programs() {
     mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m && cp "$@" /tmp/g/bin/

@@ -156,6 +156,11 @@ fn number_in(variable: &str, default: u64) -> u64 {
     env::var(variable).map_or(default, |text| text.parse().unwrap())
 }
 
+/// Returns whether a test runs on a backing: `GRANULE_BACKING` selects one.
+fn is_selected(backing: &str) -> bool {
+    env::var("GRANULE_BACKING").map_or(true, |only| only == backing)
+}
+
 /// Checks that a guest was stopped, and that its checks have found nothing.
 fn assert_sound(output: &str, context: &str) {
     assert!(output.contains("status=0"), "{context}: {output}");
@@ -192,7 +197,6 @@ fn save_and_restore(host: &mut EmulatedHost, (mode, delay): (&str, &str), contex
 #[ignore = "boots an emulated host: minutes"]
 fn restored_memory_is_identical_at_random_moments_on_each_backing() {
     let snapshots = number_in("GRANULE_SNAPSHOTS", 4);
-    let only = env::var("GRANULE_BACKING").ok();
     // Two threads of userfaultfd have a buffer of the size of a huge page each.
     let mut host = EmulatedHost::boot_with_memory("6G");
     host.run("echo 1 >/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages");
@@ -209,7 +213,7 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
         ("shared_hugetlb", "96M", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
         ("mthp", "96M", &[",memory=copy", ",memory=userfaultfd", ORDERED]),
     ] {
-        if only.as_ref().is_some_and(|only| only != backing) {
+        if !is_selected(backing) {
             continue;
         }
         if backing == "mthp" && parse_number(&host.run(ENABLE_SMALL_THP), "sizes") == 0 {
@@ -232,7 +236,7 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
         }
         assert_sound(&host.run("finish"), backing);
     }
-    assert!(identical > 0, "GRANULE_BACKING={only:?} is no backing of this test");
+    assert!(identical > 0, "GRANULE_BACKING is no backing of this test");
     println!("{identical} snapshots, with identical memory and registers after the restore");
 }
 
@@ -240,14 +244,13 @@ fn restored_memory_is_identical_at_random_moments_on_each_backing() {
 #[ignore = "boots an emulated host: minutes"]
 fn a_restored_guest_runs_while_its_memory_is_filled() {
     let restores = number_in("GRANULE_RESTORES", 4);
-    let only = env::var("GRANULE_BACKING").ok();
     // vCPUs take faults beside the threads that fill memory: two of them with four CPUs.
     let mut host = EmulatedHost::boot_with_cpus(4);
     host.prepare_guest(SHELL_FUNCTIONS);
     host.run("nice=");
 
     for backing in ["thp", "4k", "4k,shared=on"] {
-        if only.as_ref().is_some_and(|only| only != backing) {
+        if !is_selected(backing) {
             continue;
         }
         let mut delays = Delays::new();
@@ -272,7 +275,6 @@ fn a_restored_guest_runs_while_its_memory_is_filled() {
 #[ignore = "boots an emulated host: minutes"]
 fn incremental_snapshots_at_random_moments_have_the_memory_of_the_process() {
     let snapshots = number_in("GRANULE_SNAPSHOTS", 4);
-    let only = env::var("GRANULE_BACKING").ok();
     let mut host = EmulatedHost::boot();
     host.run("echo 60 >/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
     host.prepare_guest(SHELL_FUNCTIONS);
@@ -283,16 +285,17 @@ fn incremental_snapshots_at_random_moments_have_the_memory_of_the_process() {
         ("thp", &["copy", "userfaultfd"]),
         ("2m", &["copy", "userfaultfd"]),
     ] {
-        if only.as_ref().is_some_and(|only| only != backing) {
+        if !is_selected(backing) {
             continue;
         }
         let mut delays = Delays::new();
         host.run(&format!(
             "snapshot=,incremental=on; start --memory 96M,backing={backing}; rounds 1; is_running"
         ));
-        for (number, mode) in (0..snapshots).zip(modes.iter().cycle()) {
-            // The first snapshot has all memory, of a guest that is stopped or that runs on.
-            let kind = ["", "/live"][usize::try_from(number).unwrap() / modes.len() % 2];
+        // The first snapshot has all memory, of a guest that is stopped or that runs on.
+        let ways =
+            ["", "/live"].into_iter().flat_map(|kind| modes.iter().map(move |mode| (kind, mode)));
+        for (number, (kind, mode)) in (0..snapshots).zip(ways.cycle()) {
             let [first, second] = [(); 2].map(|()| delays.below(500));
             let context =
                 format!("{backing} {number}{kind}, memory={mode}, after {first} and {second} s");
@@ -317,7 +320,7 @@ fn incremental_snapshots_at_random_moments_have_the_memory_of_the_process() {
         }
         assert_sound(&host.run("finish"), backing);
     }
-    assert!(identical > 0, "GRANULE_BACKING={only:?} is no backing of this test");
+    assert!(identical > 0, "GRANULE_BACKING is no backing of this test");
     println!("{identical} incremental snapshots have the memory of the process");
 }
 

@@ -75,13 +75,8 @@ impl<'a> VmController<'a> {
     /// Ends the current phase of the boot. The phase is not recorded if the statistics cannot be
     /// read.
     pub fn end_phase(&mut self, next: &'static str, at: Duration) {
-        match self.read_statistics() {
-            Ok(mut snapshot) => {
-                if self.writes_statistics {
-                    snapshot.mapped_bytes = self.mapped_bytes();
-                }
-                self.boot_stats.end_phase(next, at, snapshot);
-            }
+        match self.read_statistics(self.writes_statistics) {
+            Ok(snapshot) => self.boot_stats.end_phase(next, at, snapshot),
             Err(error) => {
                 let (phase, error) = (self.boot_stats.phase, error_text(&error));
                 log::warn!("phase '{phase}' is not recorded: {error}");
@@ -91,9 +86,13 @@ impl<'a> VmController<'a> {
         }
     }
 
-    /// Reads the statistics, with the durations of operations on the dirty logs.
-    fn read_statistics(&mut self) -> Result<Snapshot, VmError> {
+    /// Reads the statistics, with the durations of operations on the dirty logs, and with what stage 2
+    /// maps if `mapped` is set.
+    fn read_statistics(&mut self, mapped: bool) -> Result<Snapshot, VmError> {
         let mut snapshot = self.reader.read()?;
+        if mapped {
+            snapshot.mapped_bytes = self.mapped_bytes();
+        }
         for (name, durations) in self.dirty_logs.durations() {
             durations.add_to(&mut snapshot.stalls, name);
         }
@@ -305,13 +304,8 @@ impl<'a> VmController<'a> {
     }
 
     fn counters(&mut self, mapped: bool, body: impl FnOnce(&Snapshot) -> Body) -> Response {
-        match self.read_statistics() {
-            Ok(mut snapshot) => {
-                if mapped {
-                    snapshot.mapped_bytes = self.mapped_bytes();
-                }
-                (200, body(&snapshot))
-            }
+        match self.read_statistics(mapped) {
+            Ok(snapshot) => (200, body(&snapshot)),
             Err(error) => error_response(500, &error_text(&error)),
         }
     }
