@@ -124,6 +124,15 @@ impl GuestRam {
         Ok(Arc::new(Self { start, mapping, options, device_writes: OnceLock::new() }))
     }
 
+    /// Maps the file of shared memory once more, with the same pages. Private memory has none.
+    pub(super) fn map_again(&self) -> Result<Option<Mapping>, MemoryError> {
+        let Some(mapping) = self.mapping.map_again()? else { return Ok(None) };
+        if let Some(node) = self.options.node {
+            mapping.bind_to_node(node)?;
+        }
+        Ok(Some(mapping))
+    }
+
     /// Returns the parts of a range that have contents, as offsets; others are zero. The ends of the
     /// range are multiples of the base page size.
     pub(super) fn data_ranges(

@@ -18,7 +18,7 @@ use super::{
 };
 
 /// An image, and changes to it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct LayeredImage {
     base: Arc<File>,
     changes: Vec<Arc<File>>,

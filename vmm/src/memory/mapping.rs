@@ -55,6 +55,27 @@ impl Mapping {
         block: Bytes,
         image: Option<(Arc<File>, u64)>,
     ) -> Result<Self, MemoryError> {
+        let memfd = plan.memfd_flags().map(|flags| create_memfd(&plan, size, flags)).transpose()?;
+        Self::of_file(plan, size, guest, block, memfd, image)
+    }
+
+    /// Maps the file of shared memory once more, at an address of its own. Private memory has none.
+    pub fn map_again(&self) -> Result<Option<Self>, MemoryError> {
+        let Some(file) = &self.memfd else { return Ok(None) };
+        let file =
+            file.try_clone().map_err(|error| self.error("mapping the memory again", error))?;
+        let (size, page) = (Bytes(self.len as u64), self.plan.page_size());
+        Self::of_file(self.plan.clone(), size, GuestAddress(0), page, Some(file), None).map(Some)
+    }
+
+    fn of_file(
+        plan: BackingPlan,
+        size: Bytes,
+        guest: GuestAddress,
+        block: Bytes,
+        memfd: Option<File>,
+        image: Option<(Arc<File>, u64)>,
+    ) -> Result<Self, MemoryError> {
         let base = plan.base_page_size();
         // `mmap` refuses a length beyond the address space.
         let reservation_len = to_usize_saturating(reservation_size(size, block, base).0);
@@ -71,18 +92,13 @@ impl Mapping {
             )
         };
         if reservation == libc::MAP_FAILED {
-            let (operation, source) =
-                ("reserving address space (mmap)", io::Error::last_os_error());
-            return Err(MemoryError::Call { operation, size, backing: plan.backing(), source });
+            let failed = call_error(&plan, size, "reserving address space (mmap)");
+            return Err(failed(io::Error::last_os_error()));
         }
         let address = align_congruent(reservation.addr() as u64 + base.0, guest.0, block.0);
         let memory = reservation.with_addr(to_usize_saturating(address));
         // Dropping `mapping` after an error releases the reservation.
-        let mut mapping =
-            Self { plan, reservation, reservation_len, memory, len, memfd: None, image };
-        if let Some(flags) = mapping.plan.memfd_flags() {
-            mapping.memfd = Some(mapping.create_memfd(flags)?);
-        }
+        let mapping = Self { plan, reservation, reservation_len, memory, len, memfd, image };
         mapping.map_fixed()?;
         Ok(mapping)
     }
@@ -92,17 +108,7 @@ impl Mapping {
     }
 
     fn error(&self, operation: &'static str, source: io::Error) -> MemoryError {
-        let (size, backing) = (Bytes(self.len as u64), self.plan.backing());
-        MemoryError::Call { operation, size, backing, source }
-    }
-
-    fn create_memfd(&self, flags: u32) -> Result<File, MemoryError> {
-        let fd = memfd_create(c"granule-memory", MemfdFlags::from_bits_retain(flags))
-            .map_err(|error| self.error("creating a memory file (memfd_create)", error.into()))?;
-        let file = File::from(fd);
-        file.set_len(self.len as u64)
-            .map_err(|error| self.error("sizing the memory file (ftruncate)", error))?;
-        Ok(file)
+        call_error(&self.plan, Bytes(self.len as u64), operation)(source)
     }
 
     /// Maps the memory in the reservation, without earlier contents, and applies the plan's advice.
@@ -385,6 +391,25 @@ impl Drop for Mapping {
         // value.
         unsafe { libc::munmap(self.reservation, self.reservation_len) };
     }
+}
+
+fn create_memfd(plan: &BackingPlan, size: Bytes, flags: u32) -> Result<File, MemoryError> {
+    let failed = |operation| call_error(plan, size, operation);
+    let fd = memfd_create(c"granule-memory", MemfdFlags::from_bits_retain(flags))
+        .map_err(|error| failed("creating a memory file (memfd_create)")(error.into()))?;
+    let file = File::from(fd);
+    file.set_len(size.0).map_err(failed("sizing the memory file (ftruncate)"))?;
+    Ok(file)
+}
+
+/// Returns the conversion of the error of a system call for memory of this size.
+fn call_error(
+    plan: &BackingPlan,
+    size: Bytes,
+    operation: &'static str,
+) -> impl FnOnce(io::Error) -> MemoryError {
+    let backing = plan.backing();
+    move |source| MemoryError::Call { operation, size, backing, source }
 }
 
 fn to_usize_saturating(value: u64) -> usize {

@@ -11,9 +11,17 @@
 //! collapse, because that would hide missing pages. A kernel that can move pages gets whole huge pages:
 //! a page of a thread is filled and moved to the region. Blocks with pages of an order, and those of a NUMA
 //! node or another kernel, are filled by smaller pages, and collapsed at the end.
+//!
+//! Shared memory is read to its place if the kernel can map it then (see memory_file.rs).
 
 use std::{
-    collections::BTreeSet, io, ops::Range, os::fd::AsFd as _, slice, sync::Arc, time::Instant,
+    collections::{BTreeMap, BTreeSet},
+    io,
+    ops::Range,
+    os::fd::AsFd as _,
+    slice,
+    sync::Arc,
+    time::Instant,
 };
 
 use granule_types::{
@@ -27,7 +35,10 @@ use rustix::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use self::filling::Filling;
+use self::{
+    filling::Filling,
+    memory_file::{MemoryFile, PageState, memory_files},
+};
 use super::{
     GuestMemory, GuestRam, MemoryError, PageSet,
     image::{self, file_offsets},
@@ -77,6 +88,8 @@ struct Source {
     recorded: Option<Mutex<PageSet>>,
     /// Offsets of blocks in the image that were moved for faults, so that they are not read once more.
     moved: Mutex<BTreeSet<u64>>,
+    /// Memory files that are filled in their place, by the offset of their region in the image.
+    files: BTreeMap<u64, MemoryFile>,
     /// Times in which faults were answered.
     fill_times: Arc<StallHistogram>,
 }
@@ -99,8 +112,10 @@ impl OnDemand {
     ) -> Result<Self, MemoryError> {
         let failed = |source| MemoryError::Image { operation: "read on demand", source };
         let unit = if fills_all { CLUSTER } else { 0 };
+        let files = memory_files(&faults, memory)?;
         let source = Arc::new(Source {
             faults,
+            files,
             image,
             memory: memory.clone(),
             order: order.to_vec(),
@@ -109,8 +124,13 @@ impl OnDemand {
             moved: Mutex::default(),
             fill_times: Arc::default(),
         });
-        for ram in memory.regions() {
-            source.faults.register(&ram.host_range()).map_err(failed)?;
+        for (start, ram) in file_offsets(memory) {
+            let range = ram.host_range();
+            let registered = match source.files.contains_key(&start) {
+                true => source.faults.register_file(&range),
+                false => source.faults.register(&range),
+            };
+            registered.map_err(failed)?;
         }
         source.fill_order().map_err(failed)?;
         let in_handler = Arc::clone(&source);
@@ -122,7 +142,7 @@ impl OnDemand {
         });
         let handler = handler.map_err(failed)?;
         let filling = fills_all
-            .then(|| Arc::new(Filling::new(Arc::clone(&source), filling::thread_count(memory))));
+            .then(|| Arc::new(Filling::new(Arc::clone(&source), filling::thread_count(&source))));
         let fillers = filling.as_ref().map_or(Ok(Vec::new()), Filling::start).map_err(failed)?;
         Ok(Self { _fillers: fillers, _handler: handler, source, filling })
     }
@@ -188,10 +208,16 @@ impl Source {
             let page = |offset| usize::try_from((start + offset) / image::PAGE as u64).unwrap_or(0);
             pages.lock().insert(page(part.start)..page(part.end));
         }
-        self.fill(start, ram, part, buffer)?;
+        let page = page_at(ram, offset);
+        match self.files.get(&start).map(|file| file.state(offset)) {
+            None | Some(PageState::Absent) => self.fill(start, ram, part, buffer)?,
+            // The thread that reads the page continues the access.
+            Some(PageState::BeingRead) => return Ok(()),
+            // The kernel has unmapped the page, or the balloon has returned it.
+            Some(PageState::There) => self.map(start, ram, &page, buffer)?,
+        }
         // The page may exist since before the fault was read.
-        let page = address.0 / page_size(ram) * page_size(ram);
-        self.faults.wake(&(HostVirtAddr(page)..HostVirtAddr(page + page_size(ram))))
+        self.faults.wake(&host_range(ram, &page))
     }
 
     /// Fills what is missing of the parts of the order.
@@ -239,10 +265,23 @@ impl Source {
         Ok(Some(()))
     }
 
+    /// Continues all threads that wait for a page. Those whose page is still missing refault.
+    fn wake_all(&self) {
+        for ram in self.memory.regions() {
+            if let Err(error) = self.faults.wake(&ram.host_range()) {
+                log::warn!("accesses to missing memory cannot be continued: {error}");
+            }
+        }
+    }
+
     /// Makes missing pages zero, and then collapses transparent huge pages, whose other pages would be
     /// hidden. All data must be there.
     fn end_faults(&self, may_continue: &dyn Fn() -> bool) -> io::Result<()> {
-        for ram in self.memory.regions() {
+        for (start, ram) in file_offsets(&self.memory) {
+            // Before the kernel gives pages to the guest, so that nothing is read over them.
+            if let Some(file) = self.files.get(&start) {
+                file.close();
+            }
             self.faults.unregister(&ram.host_range())?;
             match ram.collapse_if_transparent(may_continue) {
                 Ok(true) => {}
@@ -288,10 +327,24 @@ impl Source {
         part: Range<u64>,
         buffer: &mut Vec<u8>,
     ) -> io::Result<()> {
+        if let Some(file) = self.files.get(&start) {
+            return self.fill_file(file, start, ram, &part);
+        }
         let is_moved = self.moved_block(start, ram, part.start).as_ref() == Some(&part);
         if is_moved && let Ok(page) = new_page(ram) {
             return self.move_block(start, ram, part.start, &page);
         }
+        self.copy_part(start, ram, &part, buffer)
+    }
+
+    /// Reads a part of the image to a buffer, and copies it to missing pages.
+    fn copy_part(
+        &self,
+        start: u64,
+        ram: &GuestRam,
+        part: &Range<u64>,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<()> {
         buffer.resize(usize::try_from(part.end - part.start).unwrap_or(0), 0);
         self.image.read_exact_at(buffer, start + part.start)?;
         self.copy(ram, part.start, buffer)
@@ -379,6 +432,18 @@ pub fn pages_of<'a>(
     })
 }
 
+/// Returns the page of a region that contains an offset in it.
+const fn page_at(ram: &GuestRam, offset: u64) -> Range<u64> {
+    let start = offset / page_size(ram) * page_size(ram);
+    start..start + page_size(ram)
+}
+
+/// Returns the addresses in this process of a part of a region.
+fn host_range(ram: &GuestRam, part: &Range<u64>) -> Range<HostVirtAddr> {
+    let start = ram.host_address().0;
+    HostVirtAddr(start + part.start)..HostVirtAddr(start + part.end)
+}
+
 /// Returns the size of the pages that are filled as a whole, in bytes.
 const fn page_size(ram: &GuestRam) -> u64 {
     let plan = ram.plan();
@@ -389,5 +454,6 @@ const fn page_size(ram: &GuestRam) -> u64 {
 #[cfg(test)]
 mod end_of_faults;
 mod filling;
+mod memory_file;
 #[cfg(test)]
 mod tests;

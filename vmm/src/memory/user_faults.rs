@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! System calls of userfaultfd (`Documentation/admin-guide/mm/userfaultfd.rst`): a thread that
-//! accesses a missing page of a registered range waits until another one fills the page.
+//! accesses a missing page of a registered range waits until another one fills the page. In a memory
+//! file, also a page that exists and is not mapped can be registered; the other thread maps it.
 //!
 //! The ioctls are defined here, because the crate for them needs libclang to be built.
 
@@ -24,6 +25,9 @@ const UFFDIO: u32 = 0xaa;
 /// Version of the interface, `UFFD_API`.
 const API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
+const REGISTER_MODE_MINOR: u64 = 1 << 2;
+/// Features of Linux 5.13 and 5.14, `UFFD_FEATURE_MINOR_HUGETLBFS` and `UFFD_FEATURE_MINOR_SHMEM`.
+const FEATURES_MINOR: u64 = 1 << 9 | 1 << 10;
 /// Feature of Linux 6.8 and newer, `UFFD_FEATURE_MOVE`.
 const FEATURE_MOVE: u64 = 1 << 16;
 /// Type of a message about a missing page, `UFFD_EVENT_PAGEFAULT`.
@@ -68,19 +72,14 @@ impl FillRequest {
     const fn new(to: HostVirtAddr, from: u64, length: u64) -> Self {
         Self { to: to.0, from, length, mode: 0, filled: 0 }
     }
+}
 
-    /// Returns the number of bytes that a call filled, which may have ended early.
-    ///
-    /// # Errors
-    /// The call failed at the first page.
-    fn filled(&self, result: libc::c_int) -> io::Result<usize> {
-        // The kernel writes this field in both cases: the bytes, or a negative error.
-        let filled = usize::try_from(self.filled).unwrap_or(0);
-        if filled == 0 {
-            check(result)?;
-        }
-        Ok(filled)
-    }
+/// Pages of a memory file to map: `struct uffdio_continue`.
+#[repr(C)]
+struct ContinueRequest {
+    range: RangeRequest,
+    mode: u64,
+    mapped: i64,
 }
 
 ioctl_iowr_nr!(UFFDIO_API, UFFDIO, 0x3f, ApiRequest);
@@ -89,6 +88,7 @@ ioctl_ior_nr!(UFFDIO_UNREGISTER, UFFDIO, 0x01, RangeRequest);
 ioctl_ior_nr!(UFFDIO_WAKE, UFFDIO, 0x02, RangeRequest);
 ioctl_iowr_nr!(UFFDIO_COPY, UFFDIO, 0x03, FillRequest);
 ioctl_iowr_nr!(UFFDIO_MOVE, UFFDIO, 0x05, FillRequest);
+ioctl_iowr_nr!(UFFDIO_CONTINUE, UFFDIO, 0x07, ContinueRequest);
 
 /// Faults of this process on missing pages, of threads in user space and in the kernel.
 #[derive(Debug)]
@@ -119,8 +119,16 @@ impl UserFaults {
 
     /// Reports faults on missing pages of a range from now on.
     pub fn register(&self, range: &Range<HostVirtAddr>) -> io::Result<()> {
-        let mut request =
-            RegisterRequest { range: range_request(range), mode: REGISTER_MODE_MISSING, ioctls: 0 };
+        self.register_mode(range, REGISTER_MODE_MISSING)
+    }
+
+    /// Reports faults on pages of a memory file that are missing, or exist and are not mapped.
+    pub fn register_file(&self, range: &Range<HostVirtAddr>) -> io::Result<()> {
+        self.register_mode(range, REGISTER_MODE_MISSING | REGISTER_MODE_MINOR)
+    }
+
+    fn register_mode(&self, range: &Range<HostVirtAddr>, mode: u64) -> io::Result<()> {
+        let mut request = RegisterRequest { range: range_request(range), mode, ioctls: 0 };
         // SAFETY: the kernel reads and writes this request only; accesses to the range wait.
         check(unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_REGISTER(), &mut request) })
     }
@@ -149,7 +157,7 @@ impl UserFaults {
         let mut request = FillRequest::new(to, from, bytes.len() as u64);
         // SAFETY: the kernel reads `bytes` and this request, and writes missing pages only.
         let result = unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_COPY(), &mut request) };
-        request.filled(result)
+        done(request.filled, result)
     }
 
     /// Returns whether the kernel can [move](Self::move_pages) pages (Linux 6.8 and newer).
@@ -169,7 +177,25 @@ impl UserFaults {
         // SAFETY: the kernel writes this request, missing pages, and zeros to `bytes`, which nothing else
         // accesses.
         let result = unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_MOVE(), &mut request) };
-        request.filled(result)
+        done(request.filled, result)
+    }
+
+    /// Returns whether the kernel can [map pages](Self::map_pages) of memory files (Linux 5.14 and newer).
+    pub const fn can_map(&self) -> bool {
+        self.features & FEATURES_MINOR == FEATURES_MINOR
+    }
+
+    /// Maps pages of a memory file, which exist, and continues the threads that wait for them. Returns the
+    /// number of bytes before a page that cannot be mapped, or all.
+    ///
+    /// # Errors
+    /// The first page is mapped (`EEXIST`), does not exist (`EFAULT`), or the kernel cannot map it.
+    pub fn map_pages(&self, range: &Range<HostVirtAddr>) -> io::Result<usize> {
+        let mut request = ContinueRequest { range: range_request(range), mode: 0, mapped: 0 };
+        // SAFETY: the kernel reads and writes this request only, and maps pages of the file that the range
+        // is a mapping of.
+        let result = unsafe { ioctl_with_mut_ref(&self.file, UFFDIO_CONTINUE(), &mut request) };
+        done(request.mapped, result)
     }
 
     /// Returns the address of the next fault, or `None` if there is none at present.
@@ -198,6 +224,16 @@ impl AsFd for UserFaults {
 
 const fn range_request(range: &Range<HostVirtAddr>) -> RangeRequest {
     RangeRequest { start: range.start.0, length: range.end.0 - range.start.0 }
+}
+
+/// Returns the bytes of a call that may have ended early. The kernel writes `bytes` in both cases: the
+/// bytes, or a negative error.
+fn done(bytes: i64, result: libc::c_int) -> io::Result<usize> {
+    let bytes = usize::try_from(bytes).unwrap_or(0);
+    if bytes == 0 {
+        check(result)?;
+    }
+    Ok(bytes)
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

@@ -27,10 +27,13 @@ const STRIPE: u64 = if cfg!(test) { 2 << 20 } else { 64 << 20 };
 /// Number of threads: the guest needs CPUs, too.
 const THREADS: RangeInclusive<usize> = if cfg!(test) { 3..=8 } else { 1..=8 };
 
-/// Returns the number of threads for this memory. Each has a buffer of the size of a huge page, so there
-/// is one for pages beyond those that are moved.
-pub(super) fn thread_count(memory: &GuestMemory) -> usize {
-    match memory.regions().iter().all(|ram| page_size(ram) <= LARGEST_MOVED) {
+/// Returns the number of threads for this memory. Each has a buffer of the size of a huge page, unless it
+/// reads pages to their place, so there is one for pages beyond those that are moved.
+pub(super) fn thread_count(source: &Source) -> usize {
+    let has_small_buffer = |(start, ram): (u64, &GuestRam)| {
+        page_size(ram) <= LARGEST_MOVED || source.files.contains_key(&start)
+    };
+    match file_offsets(&source.memory).all(has_small_buffer) {
         true => {
             let half = thread::available_parallelism().map_or(1, usize::from) / 2;
             half.clamp(*THREADS.start(), *THREADS.end())
@@ -74,6 +77,8 @@ impl Filling {
                 };
                 if let Err(error) = &result {
                     log::warn!("the snapshot's memory is filled on demand only: {error}");
+                    // Their faults may have been left to this thread: they are read once more.
+                    filling.source.wake_all();
                 }
                 let _ = filling.result.set(result);
             })

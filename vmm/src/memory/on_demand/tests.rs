@@ -53,6 +53,7 @@ pub(super) fn source(
     order: Order,
 ) -> Source {
     Source {
+        files: memory_files(&faults, memory).unwrap(),
         faults,
         image: image.into(),
         memory: memory.clone(),
@@ -78,23 +79,45 @@ fn resident(memory: &GuestMemory) -> u64 {
 
 #[test]
 fn accesses_fill_their_pages_only_and_are_recorded() {
+    for backing in ["anonymous", "shmem"] {
+        let Some((file, faults)) = image_and_faults() else { return };
+        let memory = memory(backing).unwrap();
+
+        let demand = OnDemand::start(faults, &memory, file.into(), &[], false, fail).unwrap();
+        check_contents(&memory, [2047, 3, 999, 4, 3].into_iter());
+        // A page that the balloon returns is filled and recorded again.
+        assert_eq!(memory.discard(GuestAddress(START + 3 * 4096), Bytes(4096)), Bytes(4096));
+        check_contents(&memory, iter::once(3));
+
+        let pages = [3..5, 999..1000, 2047..2048];
+        assert_eq!(demand.recorded(), pages.map(|pages| pages.start * 4096..pages.end * 4096));
+        assert_eq!(resident(&memory), 4 * 4096);
+        let (times, mut counts) = (demand.fill_times(), EventCounts::new());
+        // The handler ends after it has counted the last fault.
+        drop(demand);
+        times.add_to(&mut counts, "fill");
+        assert_eq!(counts["fill.count"], 5);
+    }
+}
+
+#[test]
+fn a_page_of_a_memory_file_that_the_kernel_unmaps_keeps_what_is_written() {
     let Some((file, faults)) = image_and_faults() else { return };
-    let memory = memory("anonymous").unwrap();
-
+    if !faults.can_map() {
+        return skip("pages of memory files cannot be mapped: that takes Linux 5.14");
+    }
+    let memory = memory("shmem").unwrap();
     let demand = OnDemand::start(faults, &memory, file.into(), &[], false, fail).unwrap();
-    check_contents(&memory, [2047, 3, 999, 4, 3].into_iter());
-    // A page that the balloon returns is filled and recorded again.
-    assert_eq!(memory.discard(GuestAddress(START + 3 * 4096), Bytes(4096)), Bytes(4096));
-    check_contents(&memory, iter::once(3));
+    assert_eq!(demand.source.files.len(), 1);
 
-    let pages = [3..5, 999..1000, 2047..2048];
-    assert_eq!(demand.recorded(), pages.map(|pages| pages.start * 4096..pages.end * 4096));
-    assert_eq!(resident(&memory), 4 * 4096);
-    let (times, mut counts) = (demand.fill_times(), EventCounts::new());
-    // The handler ends after it has counted the last fault.
+    memory.map().write_obj(7_u64, GuestAddress(START)).unwrap();
+    let start = memory.regions()[0].host_address();
+    let pointer = std::ptr::with_exposed_provenance_mut(usize::try_from(start.0).unwrap());
+    // SAFETY: the page is one of a shared file, which keeps its contents.
+    assert_eq!(unsafe { libc::madvise(pointer, 4096, libc::MADV_DONTNEED) }, 0);
+
+    assert_eq!(memory.map().read_obj::<u64>(GuestAddress(START)).unwrap(), 7);
     drop(demand);
-    times.add_to(&mut counts, "fill");
-    assert_eq!(counts["fill.count"], 5);
 }
 
 #[test]
@@ -112,7 +135,9 @@ fn the_order_is_filled_before_the_first_access() {
 
 #[test]
 fn all_data_is_filled_beside_accesses_on_each_backing() {
-    for backing in ["anonymous", "anonymous_thp", "anonymous_hugetlb_2mb", "shmem"] {
+    for backing in
+        ["anonymous", "anonymous_thp", "anonymous_hugetlb_2mb", "shmem", "shared_hugetlb"]
+    {
         let Some((file, faults)) = image_and_faults() else { return };
         let Some(memory) = memory_or_skip(backing) else { continue };
 
