@@ -12,7 +12,7 @@
 //! a page of a thread is filled and moved to the region. Blocks with pages of an order, and those of a NUMA
 //! node or another kernel, are filled by smaller pages, and collapsed at the end.
 //!
-//! Shared memory is read to its place if the kernel can map it then (see memory_file.rs).
+//! Shared hugetlb pages are read to their place if the kernel can map them then (see memory_file.rs).
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A memory file that is filled through a second mapping, and whose pages are then mapped for the guest
-//! (`UFFDIO_CONTINUE`). So a page is read to its place, where private memory takes a buffer and a copy.
+//! A memory file of hugetlb pages that is filled through a second mapping, and whose pages are then mapped
+//! for the guest (`UFFDIO_CONTINUE`). So a page is read to its place, where other memory takes a buffer and a
+//! copy. Base pages gain nothing: each takes a fault in the second mapping, which costs more than its copy.
 //!
 //! ```text
 //! absent ── claim ──▶ being read ── map ──▶ there
@@ -160,13 +161,20 @@ impl MemoryFile {
     }
 }
 
-/// Returns the memory files that the kernel can map after they are filled.
+/// Returns whether the memory of a region, if it is a file, is read to its place. Most hosts of unit tests
+/// have no hugetlb pages, so these use base pages.
+const fn is_read_to_its_place(ram: &GuestRam) -> bool {
+    ram.plan().is_hugetlb() || cfg!(test)
+}
+
+/// Returns the memory files that are read to their place, if the kernel can map them then.
 pub(super) fn memory_files(
     faults: &UserFaults,
     memory: &GuestMemory,
 ) -> Result<BTreeMap<u64, MemoryFile>, MemoryError> {
     let mut files = BTreeMap::new();
-    for (start, ram) in file_offsets(memory).filter(|_| faults.can_map()) {
+    let is_read = |ram| faults.can_map() && is_read_to_its_place(ram);
+    for (start, ram) in file_offsets(memory).filter(|(_, ram)| is_read(ram)) {
         if let Some(file) = MemoryFile::of(ram, page_size(ram))? {
             files.insert(start, file);
         }
