@@ -246,10 +246,11 @@ fn a_restored_guest_runs_while_its_memory_is_filled() {
     let restores = number_in("GRANULE_RESTORES", 4);
     // vCPUs take faults beside the threads that fill memory: two of them with four CPUs.
     let mut host = EmulatedHost::boot_with_cpus(4);
+    host.run("echo 60 >/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
     host.prepare_guest(SHELL_FUNCTIONS);
     host.run("nice=");
 
-    for backing in ["thp", "4k", "4k,shared=on"] {
+    for backing in ["thp", "4k", "4k,shared=on", "shared_hugetlb"] {
         if !is_selected(backing) {
             continue;
         }
