@@ -278,7 +278,7 @@ impl Source {
     /// hidden. All data must be there.
     fn end_faults(&self, may_continue: &dyn Fn() -> bool) -> io::Result<()> {
         for (start, ram) in file_offsets(&self.memory) {
-            // Before the kernel gives pages to the guest, so that nothing is read over them.
+            // Before the kernel maps pages by itself, so that nothing is read over them.
             if let Some(file) = self.files.get(&start) {
                 file.close();
             }

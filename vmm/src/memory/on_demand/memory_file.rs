@@ -10,7 +10,7 @@
 //!
 //! The kernel does not refuse to read a page once more, which would undo what the guest has written, so
 //! each page is claimed, and read by the thread that has claimed it. Accesses to it wait until it is
-//! mapped. When all data is there, the second mapping is closed: what the kernel then gives to the guest
+//! mapped. When all data is there, the second mapping is closed: what the kernel then maps
 //! is not read over.
 
 use std::{
