@@ -3,8 +3,8 @@
 // (docs/snapshots.md). The guest has 16 MiB of mapped base pages. With write-protection by userfaultfd
 // (Linux 6.10 and newer), step 1 protects them, step 2 reads each of them in the guest, and in step 3 the
 // guest writes to each, while a thread saves and unprotects it. With the dirty log, step 4 starts it, steps
-// 5 and 6 read and write in the same way, and step 7 reads the log and saves the pages. The stops of the
-// guest are steps 1, and 4 and 7. Two CPUs.
+// 5 and 6 read and write in the same way, and step 7 reads the log and saves the pages. The guest is
+// stopped in steps 1, 4 and 7. Two CPUs.
 
 #include "guest.h"
 #include <linux/userfaultfd.h>

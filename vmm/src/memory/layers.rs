@@ -18,7 +18,7 @@ use super::{
 };
 
 /// An image, and changes to it.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct LayeredImage {
     base: Arc<File>,
     changes: Vec<Arc<File>>,

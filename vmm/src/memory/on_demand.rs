@@ -15,13 +15,7 @@
 //! Shared hugetlb pages are read to their place if the kernel can map them then (see memory_file.rs).
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    ops::Range,
-    os::fd::AsFd as _,
-    slice,
-    sync::Arc,
-    time::Instant,
+    collections::BTreeSet, io, ops::Range, os::fd::AsFd as _, slice, sync::Arc, time::Instant,
 };
 
 use granule_types::{
@@ -37,7 +31,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use self::{
     filling::Filling,
-    memory_file::{MemoryFile, PageState, memory_files},
+    memory_file::{MemoryFiles, PageState, memory_files},
 };
 use super::{
     GuestMemory, GuestRam, MemoryError, PageSet,
@@ -88,8 +82,8 @@ struct Source {
     recorded: Option<Mutex<PageSet>>,
     /// Offsets of blocks in the image that were moved for faults, so that they are not read once more.
     moved: Mutex<BTreeSet<u64>>,
-    /// Memory files that are filled in their place, by the offset of their region in the image.
-    files: BTreeMap<u64, MemoryFile>,
+    /// Memory files that are read to their place.
+    files: MemoryFiles,
     /// Times in which faults were answered.
     fill_times: Arc<StallHistogram>,
 }
@@ -110,29 +104,29 @@ impl OnDemand {
         fills_all: bool,
         on_failure: impl Fn(io::Error) + Send + 'static,
     ) -> Result<Self, MemoryError> {
-        let failed = |source| MemoryError::Image { operation: "read on demand", source };
-        let unit = if fills_all { CLUSTER } else { 0 };
         let files = memory_files(&faults, memory)?;
-        let source = Arc::new(Source {
+        let source = Source {
             faults,
-            files,
             image,
             memory: memory.clone(),
             order: order.to_vec(),
-            unit,
+            unit: if fills_all { CLUSTER } else { 0 },
             recorded: (!fills_all).then(Mutex::default),
             moved: Mutex::default(),
+            files,
             fill_times: Arc::default(),
-        });
-        for (start, ram) in file_offsets(memory) {
-            let range = ram.host_range();
-            let registered = match source.files.contains_key(&start) {
-                true => source.faults.register_file(&range),
-                false => source.faults.register(&range),
-            };
-            registered.map_err(failed)?;
-        }
-        source.fill_order().map_err(failed)?;
+        };
+        Self::fill_from(source, on_failure)
+            .map_err(|source| MemoryError::Image { operation: "read on demand", source })
+    }
+
+    fn fill_from(
+        source: Source,
+        on_failure: impl Fn(io::Error) + Send + 'static,
+    ) -> io::Result<Self> {
+        source.register()?;
+        source.fill_order()?;
+        let source = Arc::new(source);
         let in_handler = Arc::clone(&source);
         let handler = ScopedThread::start("fault-handler", move |stop| {
             // After a panic, too, all threads that access a missing page would wait for ever.
@@ -140,10 +134,11 @@ impl OnDemand {
                 on_failure(error);
             }
         });
-        let handler = handler.map_err(failed)?;
-        let filling = fills_all
-            .then(|| Arc::new(Filling::new(Arc::clone(&source), filling::thread_count(&source))));
-        let fillers = filling.as_ref().map_or(Ok(Vec::new()), Filling::start).map_err(failed)?;
+        let handler = handler?;
+        let threads = filling::thread_count(&source);
+        let filling = source.recorded.is_none().then(|| Filling::new(Arc::clone(&source), threads));
+        let filling = filling.map(Arc::new);
+        let fillers = filling.as_ref().map_or(Ok(Vec::new()), Filling::start)?;
         Ok(Self { _fillers: fillers, _handler: handler, source, filling })
     }
 
@@ -180,6 +175,16 @@ impl OnDemand {
 }
 
 impl Source {
+    /// Registers all memory for faults.
+    fn register(&self) -> io::Result<()> {
+        file_offsets(&self.memory).try_for_each(|(start, ram)| {
+            match self.files.contains_key(&start) {
+                true => self.faults.register_file(&ram.host_range()),
+                false => self.faults.register(&ram.host_range()),
+            }
+        })
+    }
+
     /// Answers faults until the stop.
     fn answer_faults(&self, stop: &EventFd) -> io::Result<()> {
         let mut buffer = Vec::new();
@@ -192,16 +197,17 @@ impl Source {
             }
             while let Some(address) = self.faults.next()? {
                 let start = Instant::now();
-                self.answer(address, &mut buffer)?;
-                self.fill_times.record(start.elapsed());
+                if self.answer(address, &mut buffer)?.is_some() {
+                    self.fill_times.record(start.elapsed());
+                }
             }
         }
     }
 
-    /// Records the part of a fault and fills it.
-    fn answer(&self, address: HostVirtAddr, buffer: &mut Vec<u8>) -> io::Result<()> {
+    /// Records the part of a fault and fills it. Returns `None` if another thread answers the fault.
+    fn answer(&self, address: HostVirtAddr, buffer: &mut Vec<u8>) -> io::Result<Option<()>> {
         let Some((start, ram, offset)) = region_of(&self.memory, address) else {
-            return Ok(());
+            return Ok(None);
         };
         let part = self.part_of(start, ram, offset);
         if let Some(pages) = &self.recorded {
@@ -212,12 +218,12 @@ impl Source {
         match self.files.get(&start).map(|file| file.state(offset)) {
             None | Some(PageState::Absent) => self.fill(start, ram, part, buffer)?,
             // The thread that reads the page continues the access.
-            Some(PageState::BeingRead) => return Ok(()),
-            // The kernel has unmapped the page, or the balloon has returned it.
-            Some(PageState::There) => self.map(start, ram, &page, buffer)?,
+            Some(PageState::BeingRead) => return Ok(None),
+            // The page is mapped, or the kernel has unmapped it, for example to move it.
+            Some(PageState::There) => self.map(ram, &page)?,
         }
         // The page may exist since before the fault was read.
-        self.faults.wake(&host_range(ram, &page))
+        self.faults.wake(&host_range(ram, &page)).map(Some)
     }
 
     /// Fills what is missing of the parts of the order.
@@ -327,8 +333,10 @@ impl Source {
         part: Range<u64>,
         buffer: &mut Vec<u8>,
     ) -> io::Result<()> {
-        if let Some(file) = self.files.get(&start) {
-            return self.fill_file(file, start, ram, &part);
+        if let Some(file) = self.files.get(&start)
+            && self.fill_file(file, start, ram, &part)?.is_some()
+        {
+            return Ok(());
         }
         let is_moved = self.moved_block(start, ram, part.start).as_ref() == Some(&part);
         if is_moved && let Ok(page) = new_page(ram) {

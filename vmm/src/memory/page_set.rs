@@ -30,20 +30,6 @@ impl PageSet {
         }
     }
 
-    /// Removes pages by their numbers.
-    pub fn remove(&mut self, pages: Range<usize>) {
-        for page in pages {
-            if let Some(word) = self.0.get_mut(page / 64) {
-                *word &= !(1 << (page % 64));
-            }
-        }
-    }
-
-    /// Returns whether the set has a page.
-    pub fn contains(&self, page: usize) -> bool {
-        self.0.get(page / 64).is_some_and(|word| word >> (page % 64) & 1 != 0)
-    }
-
     /// Returns the parts of a region of `size` bytes that the pages cover, as offsets. Pages have
     /// `page` bytes; those that touch are one part.
     pub fn parts(&self, page: u64, size: u64) -> Vec<Range<u64>> {
@@ -75,20 +61,6 @@ mod tests {
 
         assert_eq!(pages.parts(4096, 67 * 4096), [0..4 * 4096, 63 * 4096..65 * 4096]);
         assert!(PageSet::default().parts(4096, 1 << 20).is_empty());
-    }
-
-    #[test]
-    fn a_page_that_is_removed_is_no_longer_in_the_set() {
-        let mut pages = PageSet::default();
-
-        pages.insert(63..67);
-        pages.remove(64..66);
-        pages.remove(1000..1001);
-
-        assert_eq!(
-            [62, 63, 64, 66, 1000].map(|page| pages.contains(page)),
-            [false, true, false, true, false]
-        );
     }
 
     #[test]

@@ -26,8 +26,9 @@ const UFFDIO: u32 = 0xaa;
 const API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_MINOR: u64 = 1 << 2;
-/// Features of Linux 5.13 and 5.14, `UFFD_FEATURE_MINOR_HUGETLBFS` and `UFFD_FEATURE_MINOR_SHMEM`.
-const FEATURES_MINOR: u64 = 1 << 9 | 1 << 10;
+/// Features of Linux 5.13, `UFFD_FEATURE_MINOR_HUGETLBFS`, and 5.18, `UFFD_FEATURE_EXACT_ADDRESS`: before,
+/// an attempt to map a hugetlb page that is mapped could take a reservation.
+const FEATURES_MINOR: u64 = 1 << 9 | 1 << 11;
 /// Feature of Linux 6.8 and newer, `UFFD_FEATURE_MOVE`.
 const FEATURE_MOVE: u64 = 1 << 16;
 /// Type of a message about a missing page, `UFFD_EVENT_PAGEFAULT`.
@@ -180,7 +181,7 @@ impl UserFaults {
         done(request.filled, result)
     }
 
-    /// Returns whether the kernel can [map pages](Self::map_pages) of memory files (Linux 5.14 and newer).
+    /// Returns whether the kernel can [map pages](Self::map_pages) of hugetlb files (Linux 5.18 and newer).
     pub const fn can_map(&self) -> bool {
         self.features & FEATURES_MINOR == FEATURES_MINOR
     }

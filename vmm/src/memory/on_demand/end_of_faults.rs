@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_types::{testing::skip, units::GuestAddress};
+use granule_types::units::GuestAddress;
 use vm_memory::Bytes as _;
 
 use super::{
-    tests::{SIZE, START, fail, image_and_faults, memory},
+    tests::{SIZE, START, fail, image_and_faults, memory, source, source_of_file},
     *,
 };
 use crate::devices::virtio::testing::child_test_command;
@@ -47,12 +47,9 @@ fn words(memory: &GuestMemory, page: u64) -> [u64; 2] {
 
 /// Reads and writes each page by four threads while memory is filled, and reads all again at the end.
 /// Returns the number of huge pages.
-fn fill_beside_accesses(backing: &str, image: &Arc<File>, faults: UserFaults) -> u64 {
-    let memory = memory(backing).unwrap();
-    // Blocks with pages of an order are filled by small pages.
-    let order: Order = (0..SIZE.0).step_by(2 << 20).map(|start| start..start + 4096).collect();
-    let demand =
-        OnDemand::start(faults, &memory, Arc::clone(image).into(), &order, true, fail).unwrap();
+fn fill_beside_accesses(source: Source) -> u64 {
+    let memory = source.memory.clone();
+    let demand = OnDemand::fill_from(source, fail).unwrap();
 
     let read_and_write = |first: u64| {
         for page in (0..PAGES / 4).rev().map(|index| index * 4 + first) {
@@ -80,26 +77,30 @@ fn fill_beside_accesses(backing: &str, image: &Arc<File>, faults: UserFaults) ->
     resident.get(&(2 << 20)).map_or(0, |bytes| bytes >> 21)
 }
 
+/// Returns what fills transparent huge pages; blocks with pages of an order are filled by small pages.
+fn source_of_thp(image: &Arc<File>) -> Source {
+    let memory = memory("anonymous_thp").unwrap();
+    let order: Order = (0..SIZE.0).step_by(2 << 20).map(|start| start..start + 4096).collect();
+    source(Arc::clone(image), UserFaults::open().unwrap(), &memory, order)
+}
+
 #[test]
 fn a_memory_file_is_not_read_over_what_is_written_in_a_hundred_rounds() {
-    let Some((image, faults)) = image_and_faults() else { return };
-    if !faults.can_map() {
-        return skip("pages of memory files cannot be mapped: that takes Linux 5.14");
-    }
+    let Some((image, _)) = image_and_faults() else { return };
+
     for _ in 0..ROUNDS {
-        fill_beside_accesses("shmem", &image, UserFaults::open().unwrap());
+        let faults = UserFaults::open().unwrap();
+        let Some(source) = source_of_file(Arc::clone(&image), faults, CLUSTER) else { return };
+        fill_beside_accesses(source);
     }
 }
 
 #[test]
 fn huge_pages_hide_no_data_in_a_hundred_rounds_and_do_if_faults_end_early() {
-    let Some((image, faults)) = image_and_faults() else { return };
+    let Some((image, _)) = image_and_faults() else { return };
 
-    let backing = "anonymous_thp";
-    let mut huge_pages = fill_beside_accesses(backing, &image, faults);
-    for _ in 1..ROUNDS {
-        huge_pages += fill_beside_accesses(backing, &image, UserFaults::open().unwrap());
-    }
+    let rounds = (0..ROUNDS).map(|_| fill_beside_accesses(source_of_thp(&image)));
+    let huge_pages: u64 = rounds.sum();
 
     if std::env::var_os(EARLY_END_VARIABLE).is_some() {
         return;

@@ -6,7 +6,7 @@ use std::{fs::File, io::Write as _, iter, time::Duration};
 use granule_types::{record::EventCounts, testing::skip, units::GuestAddress};
 use vm_memory::Bytes as _;
 
-use super::*;
+use super::{memory_file::MemoryFile, *};
 use crate::memory::{BackingPlan, HostPages, PageMap, RamOptions, changes::testing::changes_file};
 
 pub(super) const START: u64 = 0x4000_0000;
@@ -65,6 +65,20 @@ pub(super) fn source(
     }
 }
 
+/// Returns what fills shared base pages in their place, as it does hugetlb pages, which most hosts of unit
+/// tests lack. `unit` is 0 if accesses alone fill them.
+pub(super) fn source_of_file(image: Arc<File>, faults: UserFaults, unit: u64) -> Option<Source> {
+    if !faults.can_map() {
+        skip("pages of memory files cannot be mapped: that takes Linux 5.18");
+        return None;
+    }
+    let memory = memory("shmem").unwrap();
+    let file = MemoryFile::of(&memory.regions()[0]).unwrap().unwrap();
+    let recorded = (unit == 0).then(Mutex::default);
+    let source = source(image, faults, &memory, Order::new());
+    Some(Source { files: MemoryFiles::from([(0, file)]), unit, recorded, ..source })
+}
+
 pub(super) fn check_contents(memory: &GuestMemory, pages: impl Iterator<Item = u64>) {
     for page in pages {
         let word: u64 = memory.map().read_obj(GuestAddress(START + page * 4096)).unwrap();
@@ -98,26 +112,6 @@ fn accesses_fill_their_pages_only_and_are_recorded() {
         times.add_to(&mut counts, "fill");
         assert_eq!(counts["fill.count"], 5);
     }
-}
-
-#[test]
-fn a_page_of_a_memory_file_that_the_kernel_unmaps_keeps_what_is_written() {
-    let Some((file, faults)) = image_and_faults() else { return };
-    if !faults.can_map() {
-        return skip("pages of memory files cannot be mapped: that takes Linux 5.14");
-    }
-    let memory = memory("shmem").unwrap();
-    let demand = OnDemand::start(faults, &memory, file.into(), &[], false, fail).unwrap();
-    assert_eq!(demand.source.files.len(), 1);
-
-    memory.map().write_obj(7_u64, GuestAddress(START)).unwrap();
-    let start = memory.regions()[0].host_address();
-    let pointer = std::ptr::with_exposed_provenance_mut(usize::try_from(start.0).unwrap());
-    // SAFETY: the page is one of a shared file, which keeps its contents.
-    assert_eq!(unsafe { libc::madvise(pointer, 4096, libc::MADV_DONTNEED) }, 0);
-
-    assert_eq!(memory.map().read_obj::<u64>(GuestAddress(START)).unwrap(), 7);
-    drop(demand);
 }
 
 #[test]

@@ -37,7 +37,7 @@ use crate::{
     },
     kvm::stats::Statistics,
     memory::{
-        GuestMemory, PageSet, changes::Changes, image, layers::LayeredImage, on_demand::OnDemand,
+        PageSet, changes::Changes, image, layers::LayeredImage, on_demand::OnDemand,
         user_faults::UserFaults,
     },
     vm::{
@@ -211,19 +211,16 @@ fn save_and_restore(
     for memory in [&copied, &mapped] {
         image.apply_changes(memory).unwrap();
     }
-    let check = |memory: &GuestMemory| {
+    let mut restored = vec![copied, mapped];
+    let demand = faults.map(|faults| {
+        let memory = allocate_memory(&zones, None).unwrap();
+        restored.push(memory.clone());
+        OnDemand::start(faults, &memory, image, &[], true, |_| {}).unwrap()
+    });
+    for memory in restored {
         assert_eq!(memory.map().read_obj::<u64>(MEMORY_START).unwrap(), 7);
-    };
-    check(&copied);
-    check(&mapped);
-    let Some(faults) = faults else { return };
-    for backing in [Backing::Anonymous, Backing::Shmem] {
-        let memory = allocate_memory(&[zone(backing)], None).unwrap();
-        let faults = faults.try_clone().unwrap();
-        let demand = OnDemand::start(faults, &memory, image.clone(), &[], true, |_| {}).unwrap();
-        check(&memory);
-        drop(demand);
     }
+    drop(demand);
 }
 
 /// Writes the changes of an incremental snapshot, and returns the base with them.
