@@ -4,7 +4,8 @@
 //!
 //! The kernel evaluates a new filter for each number of a system call, to learn which ones it allows
 //! whatever their arguments. `seccompiler` compares the number with each allowed one, in a chain of
-//! two instructions each; a search needs eight comparisons.
+//! two instructions each; a search needs five on average. The kernel also translates each
+//! instruction, in several passes: all jumps share the two instructions that end the program.
 //!
 //! In constants, an index beyond an array's end or a panic fails the build: a filter that is too long
 //! does not compile.
@@ -97,9 +98,13 @@ pub struct Program {
     length: usize,
 }
 
+/// Distances of jumps to the two instructions at the end of a program, until their place is known.
+const TO_TRAP: u8 = 254;
+const TO_ALLOW: u8 = 255;
+
 impl Program {
-    /// A jump crosses at most 255 instructions.
-    const MAX_LENGTH: usize = 256;
+    /// So all distances are below those of the end.
+    const MAX_LENGTH: usize = TO_TRAP as usize;
 
     pub const fn compile(actions: &Actions) -> Self {
         let mut program = Self { instructions: [const { end(0) }; Self::MAX_LENGTH], length: 0 };
@@ -120,7 +125,8 @@ impl Program {
             call += 1;
         }
         assert!(matches!(actions.0[Actions::CALLS - 1], Action::Trap));
-        program.push_search(actions, starts.split_at(ranges).0);
+        program.push_search(actions, starts.split_at(ranges).0, Actions::CALLS);
+        program.push_ends();
         program
     }
 
@@ -133,43 +139,86 @@ impl Program {
         self.length += 1;
     }
 
-    /// Adds the search in the ranges that begin at `starts`, by the number in the accumulator.
-    const fn push_search(&mut self, actions: &Actions, starts: &[usize]) {
+    /// Adds the search in the ranges that begin at `starts`, the last one before `end`, by the number in
+    /// the accumulator. Each comparison halves the numbers, not the ranges: the kernel evaluates all
+    /// numbers once.
+    const fn push_search(&mut self, actions: &Actions, starts: &[usize], end: usize) {
         if starts.len() == 1 {
-            return self.push_action(actions.0[starts[0]]);
+            return self.push_arguments(actions.0[starts[0]]);
         }
-        let (low, high) = starts.split_at(starts.len() / 2);
+        let half = usize::midpoint(starts[0], end);
+        let mut middle = 1;
+        while middle + 1 < starts.len() && starts[middle + 1] <= half {
+            middle += 1;
+        }
+        let (low, high) = starts.split_at(middle);
         let at = self.length;
         self.push(jump(libc::BPF_JGE, high[0] as u32, 0, 0));
-        self.push_search(actions, low);
-        // Below MAX_LENGTH.
-        self.instructions[at].jt = (self.length - at - 1) as u8;
-        self.push_search(actions, high);
+        self.instructions[at].jf = self.push_branch(actions, low, high[0], at);
+        self.instructions[at].jt = self.push_branch(actions, high, end, at);
     }
 
-    const fn push_action(&mut self, action: Action) {
-        match action {
-            Action::Trap => self.push(end(libc::SECCOMP_RET_TRAP)),
-            Action::Allow => self.push(end(libc::SECCOMP_RET_ALLOW)),
-            Action::AllowSecondArgument(values) => {
-                self.push_choice(values, libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_TRAP);
-            }
-            Action::ForbidSecondArgument(values) => {
-                self.push_choice(values, libc::SECCOMP_RET_TRAP, libc::SECCOMP_RET_ALLOW);
+    /// Adds the search in some ranges for the jump at `at`, unless one of the ends is its result.
+    /// Returns the distance of the jump.
+    const fn push_branch(
+        &mut self,
+        actions: &Actions,
+        starts: &[usize],
+        end: usize,
+        at: usize,
+    ) -> u8 {
+        match actions.0[starts[0]] {
+            Action::Trap if starts.len() == 1 => TO_TRAP,
+            Action::Allow if starts.len() == 1 => TO_ALLOW,
+            _ => {
+                let distance = (self.length - at - 1) as u8;
+                self.push_search(actions, starts, end);
+                distance
             }
         }
     }
 
-    /// Adds the end with result `of_values` for some values of the second argument, and `otherwise`.
-    const fn push_choice(&mut self, values: &[u32], of_values: u32, otherwise: u32) {
+    const fn push_arguments(&mut self, action: Action) {
+        match action {
+            Action::Trap | Action::Allow => {}
+            Action::AllowSecondArgument(values) => self.push_choice(values, TO_ALLOW, TO_TRAP),
+            Action::ForbidSecondArgument(values) => self.push_choice(values, TO_TRAP, TO_ALLOW),
+        }
+    }
+
+    /// Adds jumps `of_values` for some values of the second argument, at least one, and `otherwise`.
+    const fn push_choice(&mut self, values: &[u32], of_values: u8, otherwise: u8) {
         self.push(load(SECOND_ARGUMENT));
         let mut index = 0;
         while index < values.len() {
-            self.push(jump(libc::BPF_JEQ, values[index], 0, 1));
-            self.push(end(of_values));
+            // The next comparison follows.
+            let other = if index + 1 < values.len() { 0 } else { otherwise };
+            self.push(jump(libc::BPF_JEQ, values[index], of_values, other));
             index += 1;
         }
-        self.push(end(otherwise));
+    }
+
+    /// Adds the two ends, and sets the distances of the jumps to them.
+    const fn push_ends(&mut self) {
+        let trap = self.length;
+        self.push(end(libc::SECCOMP_RET_TRAP));
+        self.push(end(libc::SECCOMP_RET_ALLOW));
+        let mut at = 0;
+        while at < trap {
+            let jump = &mut self.instructions[at];
+            let trap = (trap - at - 1) as u8;
+            (jump.jt, jump.jf) = (resolve(jump.jt, trap), resolve(jump.jf, trap));
+            at += 1;
+        }
+    }
+}
+
+/// Returns the distance of a jump, where the end [`TO_TRAP`] is `trap` away and the other one follows.
+const fn resolve(distance: u8, trap: u8) -> u8 {
+    match distance {
+        TO_TRAP => trap,
+        TO_ALLOW => trap + 1,
+        distance => distance,
     }
 }
 
