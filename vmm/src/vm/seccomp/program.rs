@@ -180,14 +180,17 @@ impl Program {
 
     const fn push_arguments(&mut self, action: Action) {
         match action {
-            Action::Trap | Action::Allow => {}
+            // The end of a program without an allowed call, which follows.
+            Action::Trap => {}
+            Action::Allow => panic!("jumps lead to this end"),
             Action::AllowSecondArgument(values) => self.push_choice(values, TO_ALLOW, TO_TRAP),
             Action::ForbidSecondArgument(values) => self.push_choice(values, TO_TRAP, TO_ALLOW),
         }
     }
 
-    /// Adds jumps `of_values` for some values of the second argument, at least one, and `otherwise`.
+    /// Adds jumps `of_values` for some values of the second argument, and `otherwise`.
     const fn push_choice(&mut self, values: &[u32], of_values: u8, otherwise: u8) {
+        assert!(!values.is_empty(), "the last comparison has the jump to the other end");
         self.push(load(SECOND_ARGUMENT));
         let mut index = 0;
         while index < values.len() {
