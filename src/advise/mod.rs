@@ -23,7 +23,10 @@ use std::{
 };
 
 use granule_report::results::RecordWriter;
-use granule_types::units::{Bytes, parse_nonzero_size, pluralize};
+use granule_types::{
+    cpu_list::CpuList,
+    units::{Bytes, parse_nonzero_size, pluralize},
+};
 use granule_vmm::{
     arch::{host::explain_missing_driver, vm::host_limits},
     kvm::{self, KvmError},
@@ -31,11 +34,7 @@ use granule_vmm::{
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{
-    CommandOutcome, CommandResult,
-    bench::values::{CpuList, parse_count},
-    own_digest, write_stdout,
-};
+use super::{CommandOutcome, CommandResult, bench::values::parse_count, own_digest, write_stdout};
 use candidates::{
     Candidate, LeftOut, candidates, eager_split_chunk, offered_backings, offered_modes, probe_mode,
 };
@@ -70,7 +69,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "100", value_parser = parse_count)]
     time_limit: NonZeroU32,
     /// Pin the vCPUs to these CPUs (0-3,8), in turn if there are fewer than vCPUs
-    #[arg(long, value_name = "CPULIST", value_parser = CpuList::parse)]
+    #[arg(long, value_name = "CPULIST")]
     pin: Option<CpuList>,
     /// Write one JSON object for each phase of each run to this file, for granule compare; - is
     /// standard output

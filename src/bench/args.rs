@@ -6,12 +6,13 @@ use std::{collections::BTreeMap, error::Error, num::NonZeroU32, path::PathBuf};
 use granule_pgtable_test::config::{NothingLoggedError, PhaseSelection};
 use granule_types::{
     backing::Backing,
+    cpu_list::CpuList,
     guest_mode::GuestMode,
     units::{Bytes, GuestAddress, parse_nonzero_size},
 };
 
 use super::values::{
-    CpuList, Engine, EventsOption, GuestMapOption, SweepValue, SweepValues, name_unless_default,
+    Engine, EventsOption, GuestMapOption, SweepValue, SweepValues, name_unless_default,
     parse_address, parse_count,
 };
 use crate::values::DirtyLogOption;
@@ -131,7 +132,7 @@ pub struct HostArgs {
     #[arg(long)]
     pub(super) accept_fallback: bool,
     /// Pin the vCPUs to these CPUs (0-3,8), in turn if there are fewer than vCPUs
-    #[arg(long, value_name = "CPULIST", value_parser = CpuList::parse)]
+    #[arg(long, value_name = "CPULIST")]
     pub(super) pin: Option<CpuList>,
     /// Mode of dirty logging
     #[arg(long, value_enum, default_value_t)]

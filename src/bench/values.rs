@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Values of the options of `granule bench`, and their parsers.
 
-use std::{fmt, num::NonZeroU32};
+use std::num::NonZeroU32;
 
 use clap::ValueEnum;
 use granule_pgtable_test::{config::GuestMap, pgtable_vm::CountedEvents};
@@ -56,42 +56,6 @@ impl From<GuestMapOption> for GuestMap {
             GuestMapOption::Blocks => Self::Blocks,
             GuestMapOption::Pages => Self::Pages,
         }
-    }
-}
-
-/// Host CPUs in the order of the option.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CpuList(Vec<usize>);
-
-impl fmt::Display for CpuList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cpus: Vec<_> = self.0.iter().map(usize::to_string).collect();
-        f.write_str(&cpus.join(","))
-    }
-}
-
-impl CpuList {
-    /// Parses a CPU list such as `0-3,8`.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            format!("'{text}' is not a list of CPUs; expected numbers and ranges, such as 0-3,8")
-        };
-        let mut cpus = Vec::new();
-        for part in text.split(',') {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number = |text: &str| text.trim().parse::<u16>().map_err(|_| wrong());
-            let (first, last) = (number(first)?, number(last)?);
-            if first > last {
-                return Err(wrong());
-            }
-            cpus.extend((first..=last).map(usize::from));
-        }
-        Ok(Self(cpus))
-    }
-
-    /// Assigns a CPU to each vCPU, round-robin.
-    pub(super) fn for_vcpus(&self, vcpus: u32) -> Vec<usize> {
-        self.0.iter().copied().cycle().zip(0..vcpus).map(|(cpu, _)| cpu).collect()
     }
 }
 

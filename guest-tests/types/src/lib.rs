@@ -3,6 +3,7 @@
 //! and their marks, and the records of `granule.result/1`.
 
 pub mod backing;
+pub mod cpu_list;
 pub mod guest_mode;
 pub mod host;
 pub mod phase;
