@@ -6,7 +6,10 @@ mod values;
 use std::{path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
-use granule_types::units::{Bytes, parse_nonzero_size};
+use granule_types::{
+    cpu_list::CpuList,
+    units::{Bytes, parse_nonzero_size},
+};
 
 use crate::{
     CommandOutcome, CommandResult,
@@ -67,6 +70,9 @@ pub struct Args {
     /// Number of vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     vcpus: u32,
+    /// Run the vCPUs on these host CPUs, one each, round-robin
+    #[arg(long, value_name = "CPULIST")]
+    pin: Option<CpuList>,
     // Clap would print escapes of the brackets.
     #[allow(rustdoc::broken_intra_doc_links, reason = "not links")]
     /// Memory zone:
@@ -196,6 +202,7 @@ pub fn run(args: Args) -> CommandResult {
         api_socket: args.api_socket.clone(),
         snapshots: args.snapshot.clone(),
         identity,
+        vcpu_cpus: args.pin.clone(),
         is_sandboxed: args.sandbox == Switch::On,
     };
     let source = match &args.restore {

@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, time::Instant};
 
-use granule_types::{backing::Backing, units::Bytes};
+use granule_types::{backing::Backing, cpu_list::CpuList, units::Bytes};
 use serde::{Deserialize, Serialize};
 
 use super::privileges::Identity;
@@ -211,6 +211,8 @@ pub struct RunOptions {
     pub snapshots: Option<SnapshotConfig>,
     /// User and group that the process changes to after it has opened all files.
     pub identity: Option<Identity>,
+    /// CPUs of the host for vCPUs, which share them round-robin; all CPUs by default.
+    pub vcpu_cpus: Option<CpuList>,
     /// Confines the process by Landlock and seccomp.
     pub is_sandboxed: bool,
 }

@@ -383,6 +383,7 @@ impl RunContext<'_> {
         let channels = ConsoleChannels::new(self.output, console, pattern)
             .map_err(failed("creating a pipe failed"))?;
         let _terminator = self.terminate_on_signal()?;
+        let cpus = self.options.vcpu_cpus.as_ref();
         let vm = builder::build(
             self.config,
             self.files,
@@ -394,6 +395,7 @@ impl RunContext<'_> {
                 boot_timer: BootTimer::new(Box::new(mark_sender(start_time, marks, wake)?)),
                 guest_exit: clone_event(wake)?,
                 confines_vcpus: self.options.is_sandboxed,
+                vcpu_cpus: &cpus.map_or_else(Vec::new, |list| list.for_vcpus(self.config.vcpus)),
                 collects_statistics: self.collects_statistics,
             },
         )?;

@@ -31,6 +31,7 @@ use super::{
     seccomp::{ThreadRole, confine_optionally},
 };
 use crate::{
+    affinity::pin_thread,
     arch,
     devices::{Bus, console_output::ConsoleOutput},
     kvm::{
@@ -209,6 +210,8 @@ pub(super) struct VcpuRunner {
     pub(super) kick_target: KickTarget,
     /// The vCPU, which this thread locks except while it is paused.
     pub(super) fd: Arc<Mutex<VcpuFd>>,
+    /// The only CPU of the host on which the thread runs; all of them by default.
+    pub(super) cpu: Option<usize>,
     pub(super) reporter: GuestExitReporter,
 }
 
@@ -218,6 +221,7 @@ impl VcpuRunner {
         let fd = Arc::clone(&self.fd);
         let kicker = self.kick_target.bind(&mut fd.lock());
         let result = kicker.and_then(|kicker| {
+            self.cpu.map_or(Ok(()), pin_thread)?;
             confine_optionally(confine, ThreadRole::Vcpu)?;
             Ok(kicker)
         });

@@ -36,8 +36,14 @@ pub struct VcpuThreads {
 
 impl VcpuThreads {
     /// Starts a thread for each vCPU. All wait until [`Self::request`] is called with
-    /// [`RunState::Running`]. With `confine`, seccomp limits the threads.
-    pub fn start(vcpus: Vec<VcpuFd>, context: VcpuContext, confine: bool) -> io::Result<Self> {
+    /// [`RunState::Running`]. With `confine`, seccomp limits the threads. Each one runs on its CPU of `cpus`,
+    /// and those without one run on all.
+    pub fn start(
+        vcpus: Vec<VcpuFd>,
+        context: VcpuContext,
+        cpus: &[usize],
+        confine: bool,
+    ) -> io::Result<Self> {
         let (exit_sender, guest_exits) = mpsc::channel();
         let mut threads = Self {
             context: Arc::new(context),
@@ -49,6 +55,7 @@ impl VcpuThreads {
         let runners = vcpus.into_iter().enumerate().map(|(index, fd)| VcpuRunner {
             kick_target: KickTarget::default(),
             fd: Arc::new(Mutex::new(fd)),
+            cpu: cpus.get(index).copied(),
             reporter: GuestExitReporter {
                 index,
                 context: Arc::clone(&threads.context),
@@ -57,7 +64,8 @@ impl VcpuThreads {
         });
         let runners: Vec<_> = runners.collect();
         threads.fds = runners.iter().map(|vcpu| Arc::clone(&vcpu.fd)).collect();
-        if !confine || runners.len() == 1 {
+        // The filter of vCPUs does not allow to change the CPU.
+        if !confine || runners.len() == 1 || !cpus.is_empty() {
             threads.start_all(runners, confine)?;
             return Ok(threads);
         }

@@ -11,7 +11,7 @@ use std::{io, sync::Arc};
 
 use kvm_bindings::KVM_EXIT_DIRTY_RING_FULL;
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use rustix::thread::{CpuSet, sched_setaffinity, set_name};
+use rustix::thread::set_name;
 use vm_memory::Bytes as _;
 
 use super::arch as native;
@@ -27,6 +27,7 @@ use crate::{
 };
 use granule_types::units::{Bytes, GuestAddress, Nanoseconds};
 use granule_vmm::{
+    affinity::pin_thread,
     arch::vm::program_counter,
     kvm::{
         dirty_ring::DirtyRings,
@@ -143,18 +144,7 @@ impl TestVcpu for KvmVcpu {
         let name = std::ffi::CString::new(format!("vcpu {}", self.index)).unwrap_or_default();
         set_name(&name).map_err(|error| failed("naming", error.into()))?;
         if let Some(cpu) = self.pinned_cpu {
-            let no_cpu = || {
-                MachineError::new(
-                    format!("pinning vCPU {} to host CPU {cpu}", self.index),
-                    "the CPU does not exist or this process may not use it",
-                )
-            };
-            if cpu >= CpuSet::MAX_CPU {
-                return Err(no_cpu());
-            }
-            let mut set = CpuSet::new();
-            set.set(cpu);
-            sched_setaffinity(None, &set).map_err(|_| no_cpu())?;
+            pin_thread(cpu).map_err(|error| failed("pinning", error))?;
         }
         let kicker = self
             .kick_target

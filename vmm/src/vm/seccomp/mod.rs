@@ -106,6 +106,7 @@ const MAIN_CALLS: &[AllowedCall] = &[
     (libc::SYS_renameat, "snapshots"),
     (libc::SYS_readlinkat, "backtrace of a panic"),
     (libc::SYS_rt_sigpending, "signals::none_is_pending"),
+    (libc::SYS_sched_setaffinity, "CPUs of vCPU threads"),
     (libc::SYS_seccomp, "narrower filters of other threads"),
     (libc::SYS_statx, "metadata of paths"),
     (libc::SYS_unlinkat, "removal of the control socket, snapshots"),
