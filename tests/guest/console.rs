@@ -2,7 +2,7 @@
 //! Guest consoles with a stalled reader, on serial ports and on a virtio console. The guest
 //! receives input and then writes more than the reader reads; requests still pause, resume and stop
 //! the VM. A signal also stops a VM while it is built. The dirty log reports a booting guest's
-//! writes by zone.
+//! writes by zone, and stalls in faults have the sizes that a probe of the kernel finds.
 
 use super::host::EmulatedHost;
 
@@ -74,10 +74,14 @@ fn json(response: &str) -> serde_json::Value {
 fn a_stalled_console_reader_does_not_block_requests_and_signals() {
     let mut host = EmulatedHost::boot();
     host.prepare_guest(SHELL_FUNCTIONS);
+    host.run("mount -t tracefs tracefs /sys/kernel/tracing");
 
     for (options, tty) in [
         ("--memory 128M --memory 64M --cmdline 'console=ttyS0 quiet'", "ttyS0"),
-        ("--memory 128M --cmdline 'console=ttyAMA0 quiet' --serial pl011", "ttyAMA0"),
+        (
+            "--memory 128M --cmdline 'console=ttyAMA0 quiet' --serial pl011 --fault-stalls on --pin 0",
+            "ttyAMA0",
+        ),
         ("--memory 128M --cmdline 'console=hvc0 quiet' --console virtio", "hvc0"),
     ] {
         let logging = host.run(&format!("run {options}; start_dirty_log"));
@@ -90,7 +94,9 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         let counters = json(&host.run("request 'GET /v1/counters'"));
         let paused = host.run("request 'POST /v1/pause'");
         let resumed = host.run("request 'POST /v1/resume'");
+        let probe = host.run("cat /sys/kernel/tracing/kprobe_events");
         let output = host.run("stop_guest 2>&1");
+        let left = host.run("cat /sys/kernel/tracing/kprobe_events");
 
         assert!(logging.contains("\"dirty_logging\":true"), "{logging}");
         let zones = dirty["zones"].as_array().unwrap();
@@ -113,6 +119,11 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         for (operation, count) in [("start", 1), ("clear", 1), ("read", 2)] {
             assert_eq!(counters["stalls"][format!("dirty-{operation}.count")], count, "{counters}");
         }
+        let measures_faults = options.contains("--fault-stalls");
+        let mapped = counters["stalls"]["mapped-4K.count"].as_u64();
+        assert_eq!(mapped.is_some_and(|pages| pages > 1000), measures_faults, "{counters}");
+        assert_eq!(probe.contains("granule/stage2_map"), measures_faults, "{probe}");
+        assert!(!left.contains("granule"), "a probe is left: {left}");
         assert!(paused.contains("paused"), "{paused}");
         assert!(resumed.contains("running"), "{resumed}");
         assert!(output.contains("status=0"), "{output}");

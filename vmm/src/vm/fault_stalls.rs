@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Stalls of vCPUs by stage-2 faults: the time from the kernel's handling of an abort to the next
-//! entry of the same vCPU into the guest, as a histogram for each type and level.
+//! entry of the same vCPU into the guest, as a histogram for each type and level, and again as one for each
+//! size of page or block that the kernel mapped for the fault, if it did.
 //!
 //! It includes all that delays the vCPU: locks, the allocation of the page, the userfaultfd handler,
 //! other threads on its CPU. `lock-wait` is the part of it in which the vCPU waits for locks of the
@@ -12,12 +13,13 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io,
+    fmt, io,
+    ops::RangeInclusive,
     sync::Arc,
     time::Duration,
 };
 
-use granule_types::record::EventCounts;
+use granule_types::{record::EventCounts, units::Bytes};
 use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -27,6 +29,8 @@ use rustix::{
 use super::fault_trace::{FaultTrace, Sample, TracedEvent};
 use crate::{
     arch::host,
+    kvm::stage2_tables::leaf_size,
+    memory::base_page_size,
     scoped_thread::{ScopedThread, borrow_event},
     stalls::{LOST, StallHistogram},
 };
@@ -34,8 +38,29 @@ use crate::{
 /// Time between two readings, in which a buffer must not become full.
 const READ_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// Name of the histogram of waits for locks.
-const LOCK_WAIT: &str = "lock-wait";
+/// Levels of stage 2 that map memory.
+const LEAF_LEVELS: RangeInclusive<u8> = 1..=3;
+
+/// Property that the stalls of a histogram have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// Type and level of the fault, by its name.
+    Fault(&'static str),
+    /// The kernel mapped a page or block of this size.
+    Mapped(Bytes),
+    /// The vCPU waited for locks of the kernel, during the stall.
+    LockWait,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fault(name) => f.write_str(name),
+            Self::Mapped(size) => write!(f, "mapped-{size}"),
+            Self::LockWait => f.write_str("lock-wait"),
+        }
+    }
+}
 
 /// Stalls of the vCPUs of a process.
 #[derive(Debug)]
@@ -52,8 +77,11 @@ impl FaultStalls {
     /// The host does not trace faults by level, or not for this process.
     pub fn open() -> io::Result<Self> {
         let trace = FaultTrace::open()?;
-        let lock_wait = trace.has_lock_waits().then_some(LOCK_WAIT);
-        let stalls = Stalls::new(host::fault_names().chain(lock_wait));
+        let lock_wait = trace.has_lock_waits().then_some(Kind::LockWait);
+        let sizes = LEAF_LEVELS.map(|level| Kind::Mapped(leaf_size(base_page_size(), level)));
+        let sizes = trace.has_map_sizes().then_some(sizes).into_iter().flatten();
+        let stalls =
+            Stalls::new(host::fault_names().map(Kind::Fault).chain(sizes).chain(lock_wait));
         let recorder = Recorder { trace, stalls };
         Ok(Self { recorder: Arc::new(Mutex::new(recorder)), reader: None })
     }
@@ -83,13 +111,13 @@ impl FaultStalls {
         PendingStalls(Arc::clone(&self.recorder))
     }
 
-    /// Adds the histograms to `counts`, as `TYPE.LEVEL`, and as [`LOST`] the number of samples that are
-    /// lost or stand beside lost ones.
+    /// Adds the histograms to `counts`, as `TYPE.LEVEL`, `mapped-SIZE` and `lock-wait`, and as [`LOST`] the
+    /// number of samples that are lost or stand beside lost ones.
     pub fn add_to(&self, counts: &mut EventCounts) {
         let mut recorder = self.recorder.lock();
         recorder.read();
-        for (name, histogram) in &recorder.stalls.histograms {
-            histogram.add_to(counts, name);
+        for (kind, histogram) in &recorder.stalls.histograms {
+            histogram.add_to(counts, &kind.to_string());
         }
         counts.insert(LOST.to_owned(), recorder.stalls.lost);
     }
@@ -131,6 +159,8 @@ impl Recorder {
 struct PendingFault {
     name: &'static str,
     start: u64,
+    /// Size that the kernel has mapped last.
+    mapped: Option<Bytes>,
     /// Locks that it waits for.
     locks: Vec<u64>,
     /// Start of the wait for the first of them.
@@ -142,20 +172,24 @@ struct PendingFault {
 impl PendingFault {
     /// Records the stall, which has ended.
     fn record(&self, end: u64, histograms: &mut Histograms) {
-        let mut record = |name, nanoseconds| {
+        let mut record = |kind, nanoseconds| {
             let stall = Duration::from_nanos(nanoseconds);
-            histograms.entry(name).or_default().record(stall);
+            histograms.entry(kind).or_default().record(stall);
         };
         // Clocks of CPUs differ, and the host may order samples of two of them wrongly.
-        record(self.name, end.saturating_sub(self.start));
+        let stall = end.saturating_sub(self.start);
+        record(Kind::Fault(self.name), stall);
+        if let Some(size) = self.mapped {
+            record(Kind::Mapped(size), stall);
+        }
         if self.waited > 0 {
-            record(LOCK_WAIT, self.waited);
+            record(Kind::LockWait, self.waited);
         }
     }
 }
 
-/// Histograms by the names of stalls.
-type Histograms = BTreeMap<&'static str, StallHistogram>;
+/// Histograms by the property of their stalls.
+type Histograms = BTreeMap<Kind, StallHistogram>;
 
 /// Pairs of faults and entries.
 #[derive(Debug)]
@@ -164,17 +198,17 @@ struct Stalls {
     samples: Vec<Sample>,
     /// Fault of each thread that has not entered the guest since.
     pending: HashMap<u32, PendingFault>,
-    /// Histograms of all names, so that a count of 0 is not absent.
+    /// Histograms of all kinds, so that a count of 0 is not absent.
     histograms: Histograms,
     lost: u64,
 }
 
 impl Stalls {
-    fn new(names: impl Iterator<Item = &'static str>) -> Self {
+    fn new(kinds: impl Iterator<Item = Kind>) -> Self {
         Self {
             samples: Vec::new(),
             pending: HashMap::new(),
-            histograms: names.map(|name| (name, StallHistogram::default())).collect(),
+            histograms: kinds.map(|kind| (kind, StallHistogram::default())).collect(),
             lost: 0,
         }
     }
@@ -200,6 +234,11 @@ impl Stalls {
                     let fault = PendingFault { name, start, ..PendingFault::default() };
                     // The kernel reports a loss only beside a later sample of the same CPU.
                     *lost += u64::from(pending.insert(sample.thread, fault).is_some());
+                }
+                TracedEvent::Map(size) => {
+                    if let Some(fault) = pending.get_mut(&sample.thread) {
+                        fault.mapped = Some(size);
+                    }
                 }
                 TracedEvent::LockWait(lock) => {
                     if let Some(fault) = pending.get_mut(&sample.thread)
@@ -251,8 +290,8 @@ mod tests {
     /// Returns the number and the sum of the stalls of a name.
     fn total(stalls: &Stalls, name: &str) -> (u64, u64) {
         let mut counts = EventCounts::new();
-        if let Some(histogram) = stalls.histograms.get(name) {
-            histogram.add_to(&mut counts, name);
+        for (kind, histogram) in &stalls.histograms {
+            histogram.add_to(&mut counts, &kind.to_string());
         }
         let count = |key: &str| counts.get(&format!("{name}.{key}")).copied().unwrap_or(0);
         (count("count"), count("ns"))
@@ -299,8 +338,32 @@ mod tests {
 
         stalls.record_until(100);
 
-        assert_eq!(total(&stalls, LOCK_WAIT), (1, 23));
+        assert_eq!(total(&stalls, "lock-wait"), (1, 23));
         assert_eq!(total(&stalls, "translation.level3"), (2, 60));
+    }
+
+    #[test]
+    fn a_stall_in_which_memory_is_mapped_has_its_size_too() {
+        let mut stalls = Stalls::new(std::iter::empty());
+        stalls.samples = vec![
+            // Population of stage 2 before the start.
+            sample(5, 1, TracedEvent::Map(Bytes::mib(2))),
+            sample(10, 1, TracedEvent::Fault("translation.level2")),
+            sample(12, 2, TracedEvent::Fault("translation.level3")),
+            sample(15, 1, TracedEvent::Map(Bytes::mib(2))),
+            sample(16, 2, TracedEvent::Map(Bytes::kib(4))),
+            sample(20, 2, TracedEvent::Entry),
+            sample(40, 1, TracedEvent::Entry),
+            // Another vCPU has mapped it.
+            sample(50, 1, TracedEvent::Fault("permission.level3")),
+            sample(60, 1, TracedEvent::Entry),
+        ];
+
+        stalls.record_until(100);
+
+        assert_eq!(total(&stalls, "mapped-2M"), (1, 30));
+        assert_eq!(total(&stalls, "mapped-4K"), (1, 8));
+        assert_eq!(total(&stalls, "permission.level3"), (1, 10));
     }
 
     #[test]

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Samples of stage-2 faults, entries into the guest and waits for locks of the kernel, of the threads
-//! of this process.
+//! Samples of stage-2 faults, of what the kernel maps for them, of entries into the guest and of waits for
+//! locks of the kernel, of the threads of this process.
 //!
 //! The kernel writes a sample of each event, with its thread and time, to the ring buffer of the CPU
-//! that executes it. There is one buffer a CPU and tracepoint, because events that threads inherit
+//! that executes it. There is one buffer a CPU and event, because events that threads inherit
 //! need a buffer of one CPU. The samples of a thread are thus in several buffers, and only their
 //! times order them. Open the trace before the vCPU threads start.
+//!
+//! No tracepoint has the size that a fault maps: a [probe](super::map_probe) has it.
 
 use std::{fmt, fs, io};
 
+use granule_types::{cpu_list::CpuList, units::Bytes};
 use perf_event::{Builder, Clock, SampleFlag, Sampler, data::Record};
 
+use super::map_probe::{self, MapProbe};
 use crate::{
     arch::host,
     kvm::tracepoints::{add_cause, find_event, find_tracefs, read_event_file, set_filter},
@@ -27,7 +31,7 @@ const LOCK_WAITS: [(&str, EventOf); 2] = [
 /// Field of these tracepoints with the address of the lock.
 const LOCK_FIELD: &str = "lock_addr";
 
-/// Returns the event of a sample by the value of its field.
+/// Returns the event of a sample by its value.
 type EventOf = fn(u64) -> Option<TracedEvent>;
 
 /// An event of a thread.
@@ -35,6 +39,8 @@ type EventOf = fn(u64) -> Option<TracedEvent>;
 pub enum TracedEvent {
     /// A stage-2 abort on memory, with its name by type and level.
     Fault(&'static str),
+    /// A mapping of this size, of a page or a block.
+    Map(Bytes),
     /// An entry into the guest.
     Entry,
     /// The start of a wait for the kernel's lock at this address, or of a further part of it.
@@ -68,8 +74,11 @@ impl Sample {
 
 /// The buffers of all CPUs.
 pub struct FaultTrace {
+    // The field precedes `probe` in drop order, because the kernel does not remove a probe that is in use.
     samplers: Vec<TracedSampler>,
     has_lock_waits: bool,
+    /// The probe of sizes, if the kernel has it.
+    probe: Option<MapProbe>,
 }
 
 /// A buffer, and the place in its samples of the field that an event needs.
@@ -84,6 +93,7 @@ impl fmt::Debug for FaultTrace {
         f.debug_struct("FaultTrace")
             .field("samplers", &self.samplers.len())
             .field("has_lock_waits", &self.has_lock_waits)
+            .field("probe", &self.probe)
             .finish()
     }
 }
@@ -109,20 +119,34 @@ impl FaultTrace {
             let locks = LOCK_WAITS.into_iter().zip(fields);
             events.extend(locks.map(|((name, event), field)| (name, field, event)));
         }
+        let probe = MapProbe::new().inspect_err(|reason| {
+            log::debug!("stalls have no size of what is mapped: {reason}");
+        });
+        if probe.is_ok() {
+            let field = find_field(map_probe::NAME, map_probe::SIZE_FIELD)?;
+            let event: EventOf = |size| Some(TracedEvent::Map(Bytes(size)));
+            events.push((map_probe::NAME, Some(field), event));
+        }
         let cpus = fs::read_to_string("/sys/devices/system/cpu/online")?;
+        let cpus: CpuList = cpus.parse().map_err(io::Error::other)?;
         let mut samplers = Vec::new();
-        for cpu in parse_cpu_list(&cpus) {
-            for (name, field, event) in &events {
+        for &cpu in cpus.cpus() {
+            for &(name, field, event) in &events {
                 let sampler = open_sampler(name, cpu)?;
-                samplers.push(TracedSampler { sampler, field: *field, event: *event });
+                samplers.push(TracedSampler { sampler, field, event });
             }
         }
-        Ok(Self { samplers, has_lock_waits })
+        Ok(Self { samplers, has_lock_waits, probe: probe.ok() })
     }
 
     /// Returns whether the trace has waits for locks.
     pub const fn has_lock_waits(&self) -> bool {
         self.has_lock_waits
+    }
+
+    /// Returns whether the trace has the sizes that faults map.
+    pub const fn has_map_sizes(&self) -> bool {
+        self.probe.is_some()
     }
 
     /// Moves all samples of the buffers to `samples`.
@@ -215,15 +239,6 @@ impl Field {
     }
 }
 
-/// Returns the CPUs of a list such as `0-3,8`.
-fn parse_cpu_list(list: &str) -> Vec<usize> {
-    let ranges = list.trim().split(',').filter_map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(first.parse().ok()?..=last.parse().ok()?)
-    });
-    ranges.flatten().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,11 +259,5 @@ mod tests {
         assert_eq!(field.read(&data), Some(1 << 56 | 7));
         assert_eq!(field.read(&data[..23]), None);
         assert_eq!(Field::find(format, "ipa"), None);
-    }
-
-    #[test]
-    fn a_list_of_cpus_has_numbers_and_ranges() {
-        assert_eq!(parse_cpu_list("0-3,8\n"), [0, 1, 2, 3, 8]);
-        assert_eq!(parse_cpu_list("0\n"), [0]);
     }
 }

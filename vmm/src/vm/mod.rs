@@ -27,6 +27,7 @@ mod fault_stalls;
 mod fault_trace;
 mod generation;
 mod kernel_boot;
+mod map_probe;
 mod metrics;
 mod open_files;
 pub mod outcome;

@@ -71,6 +71,10 @@ pub const FAULT_FILTERS: &[(&str, &CStr)] = &[
 /// Field of [`FAULT_TRACEPOINT`] with the syndrome: tracepoint and field.
 pub const FAULT_SYNDROME: Option<(&str, &str)> = Some((FAULT_TRACEPOINT, "hsr"));
 
+/// Function of the kernel that maps the memory of a fault at stage 2, and the register with the size of
+/// the page or block, its third argument.
+pub const MAP_FUNCTION: Option<(&str, &str)> = Some(("kvm_pgtable_stage2_map", "%x2"));
+
 /// Event filter for stage-2 aborts on memory.
 pub const MEMORY_FILTER: &CStr = c"ipa >= 0x40000000";
 

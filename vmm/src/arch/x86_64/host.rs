@@ -19,6 +19,10 @@ pub const ACCESS_PREFIX: &str = "by.";
 /// Field of [`FAULT_TRACEPOINT`] with the level of a fault: none, as in [`FAULT_FILTERS`].
 pub const FAULT_SYNDROME: Option<(&str, &str)> = None;
 
+/// Function that maps the memory of a fault, and the register with the size: not used, as in
+/// [`FAULT_FILTERS`].
+pub const MAP_FUNCTION: Option<(&str, &str)> = None;
+
 /// Event filter for faults on memory: all of them.
 pub const MEMORY_FILTER: &CStr = c"";
 
