@@ -50,7 +50,7 @@ pub enum ArgumentError {
     /// Error returned for an unknown argument or an invalid value.
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, span=NAME:HEXADDRESS, \
-         interval=NAME:HEXSTART:HEXEND:HEXCANCEL[:cpu], instructions=on, stores=on, \
+         interval=NAME:HEXSTART:HEXEND:HEXCANCEL[:cpu|:pinned], instructions=on, stores=on, \
          barriers=on, blocks=on, quantum=NANOSECONDS, seed=NUMBER, \
          cost=CLASS:PICOSECONDS, tlb=FIRST:WAYSxSETS, grain=BYTES, linear=HEXSTART:HEXEND, \
          guest=HEXENTRY:HEXEXIT, trace=FILE, function=NUMBER:HEXADDRESS:HEXEND, \

@@ -2,9 +2,9 @@
 //! Jobs of `granule lab boot`: one boot of a kernel with one size of memory and one value of
 //! `rodata`, in the host or in a guest.
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
-use granule_types::backing::Backing;
+use granule_types::{backing::Backing, cpu_list::CpuList};
 
 use crate::{
     command::CommandError,
@@ -116,15 +116,18 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
     Ok(arguments)
 }
 
-/// Returns the argument that times the faults of a guest with one vCPU, if `granule run` measures them
-/// too, and otherwise the time of all vCPUs in the guest, if its boot is measured. A kernel without a
-/// `System.map` leaves it out.
+/// Returns the argument that times the faults of a guest with one vCPU, or with vCPUs that each have a CPU,
+/// if `granule run` measures them too, and otherwise the time of all vCPUs in the guest, if its boot is
+/// measured. A kernel without a `System.map` leaves it out.
 fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
     let measures_faults = job.job.argv.iter().any(|word| word == "--fault-stalls");
     let (name, functions, scope) = match job.work.guest() {
         None => return String::new(),
         // `granule run` measures the time of a fault, which passes on all CPUs.
         Some(vm) if measures_faults && vm.vcpus == 1 => (FAULT_STALLS, FAULT_FUNCTIONS, ""),
+        Some(vm) if measures_faults && has_cpu_for_each_vcpu(&job.job.argv, vm.vcpus) => {
+            (FAULT_STALLS, FAULT_FUNCTIONS, ":pinned")
+        }
         Some(vm) if !matches!(vm.purpose, GuestPurpose::Program(_)) => {
             // An entry into the guest is not cancelled, and the thread does not change its CPU until the exit.
             // Those of the VMM run on other CPUs meanwhile.
@@ -139,6 +142,19 @@ fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
         }
         _ => String::new(),
     }
+}
+
+/// Returns whether the command of a VM runs each vCPU on a CPU that no other vCPU uses.
+fn has_cpu_for_each_vcpu(command: &[String], vcpus: u32) -> bool {
+    let option = command.iter().position(|word| word.starts_with("--pin"));
+    let value = option.and_then(|at| match command[at].split_once('=') {
+        Some((_, value)) => Some(value),
+        None => Some(command.get(at + 1)?.as_str()),
+    });
+    value.and_then(|list| list.parse::<CpuList>().ok()).is_some_and(|list| {
+        let cpus: BTreeSet<_> = list.for_vcpus(vcpus).into_iter().collect();
+        cpus.len() == vcpus as usize
+    })
 }
 
 #[cfg(test)]
@@ -241,6 +257,15 @@ mod tests {
         assert!(argument("guest -s 4k -v 4").ends_with(enter));
         assert!(of_faults.contains("interval=fault_stalls:"), "{of_faults}");
         assert!(!of_faults.ends_with(":cpu"), "{of_faults}");
+        for (pin, scope) in [("0-1", ":pinned"), ("1", ":cpu"), ("0-1,0", ":pinned")] {
+            let line = "guest -s 4k -v 2 --run-arg=--fault-stalls --run-arg=on";
+            for option in
+                [format!("--run-arg=--pin --run-arg={pin}"), format!("--run-arg=--pin={pin}")]
+            {
+                let argument = argument(&format!("{line} {option}"));
+                assert!(argument.ends_with(scope), "{argument}");
+            }
+        }
     }
 
     #[test]

@@ -27,8 +27,8 @@ use crate::{
     },
 };
 
-/// Checks the stalls of a guest with one vCPU against the number and the instructions of its faults that
-/// the plugin counted, if both were measured: an instruction takes a nanosecond, and the measured times
+/// Checks the stalls of a guest against the number and the instructions of its faults that the plugin
+/// counted, if both were measured: an instruction takes a nanosecond, and the measured times
 /// begin and end in the handlers of the traces.
 fn check_stall_times(statistics: &BootStatistics, outcome: &JobOutcome) -> Result<(), String> {
     let [faults, instructions] = [
@@ -38,13 +38,13 @@ fn check_stall_times(statistics: &BootStatistics, outcome: &JobOutcome) -> Resul
     statistics.check_stall_times(faults, instructions)
 }
 
-/// Returns how often the host looked up a page for a stage-2 fault, if that is once for each. Series omit
-/// lookups, or look up pages without a fault.
-fn lookups_of_plain_kernel(outcome: &JobOutcome) -> Option<u64> {
+/// Returns how often the host called a function for a stage-2 fault, by its count, if that is once for each:
+/// series omit lookups of pages, or look up and map some without a fault.
+fn calls_of_plain_kernel(outcome: &JobOutcome, counter: &str) -> Option<u64> {
     let series = outcome.report.host.as_ref()?.series.as_ref()?;
-    let lookups = count(&outcome.segments, |name| name == "page_lookups");
+    let calls = count(&outcome.segments, |name| name == counter);
     // A kernel without a `System.map` has no count.
-    (series.is_empty() && lookups > 0).then_some(lookups)
+    (series.is_empty() && calls > 0).then_some(calls)
 }
 
 /// Value that the guest writes to the boot timer when its login prompt is ready.
@@ -159,7 +159,7 @@ impl BootFigures {
         if !outcome.report.stdout.contains(&format!("{vcpus},")) {
             return Err(failed(&format!("printed no report of a guest with {vcpus}")));
         }
-        let lookups = lookups_of_plain_kernel(outcome);
+        let lookups = calls_of_plain_kernel(outcome, "page_lookups");
         if job.work.vmm().is_some() {
             return Ok(Self::from_counts(&outcome.segments, lookups));
         }
@@ -171,6 +171,9 @@ impl BootFigures {
         statistics
             .check_stalls()
             .and_then(|()| statistics.check_lookups(lookups, vm.vcpus))
+            .and_then(|()| {
+                statistics.check_maps(calls_of_plain_kernel(outcome, "stage2_maps"), vm.vcpus)
+            })
             .and_then(|()| check_stall_times(&statistics, outcome))
             .map_err(|reason| failed(&reason))?;
         Self::from_statistics(&statistics, &outcome.segments)
@@ -261,7 +264,7 @@ fn known<const N: usize>(values: [(BootColumn, Option<u64>); N]) -> BTreeMap<Boo
 }
 
 /// Returns the sum of counts of the whole run.
-fn count(segments: &[SegmentLine], selected: fn(&str) -> bool) -> u64 {
+fn count(segments: &[SegmentLine], selected: impl Fn(&str) -> bool) -> u64 {
     let marks = [mark::UNMARKED_PROGRAM, mark::GUEST, mark::GUEST_INIT];
     let segments = segments.iter().filter(|segment| marks.contains(&segment.mark));
     let counts = segments.flat_map(|segment| &segment.counts);

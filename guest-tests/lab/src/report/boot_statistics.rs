@@ -70,6 +70,25 @@ impl BootStatistics {
         Ok(())
     }
 
+    /// Returns the number of stalls by the size that the kernel mapped, if the sizes were measured.
+    fn mapped_stalls(&self) -> Option<u64> {
+        let stalls = self.phases.iter().flat_map(|phase| &phase.stalls);
+        stalls
+            .filter(|(name, _)| name.starts_with("mapped-") && name.ends_with(".count"))
+            .fold(None, |sum, (_, count)| Some(sum.unwrap_or(0) + count))
+    }
+
+    /// Checks that each mapping, which the plugin counted, has a stall with its size, if sizes were measured.
+    /// The last fault of a vCPU may have none.
+    pub fn check_maps(&self, maps: Option<u64>, vcpus: u32) -> Result<(), String> {
+        match (self.mapped_stalls(), maps) {
+            (Some(stalls), Some(maps)) if stalls > maps || stalls + u64::from(vcpus) < maps => {
+                Err(format!("measured the sizes of {stalls} of {maps} mappings"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks that each lookup of the host's page, which the plugin counted, has a stall, if stalls were
     /// measured. The last fault of a vCPU may have none, and one of the access flag has no lookup.
     pub fn check_lookups(&self, lookups: Option<u64>, vcpus: u32) -> Result<(), String> {
@@ -127,6 +146,26 @@ mod tests {
         assert_eq!(check(stalls, Some(16)), Ok(()), "the last fault of each vCPU");
         let error = check(stalls, Some(17)).unwrap_err();
         assert_eq!(error, "measured 14 stalls of 17 lookups of a page");
+    }
+
+    #[test]
+    fn each_mapping_needs_a_size_if_sizes_are_measured() {
+        let check = |stalls: &str, maps| {
+            let text = format!(
+                r#"{{"ended":"off","phases":[{{"name":"boot","ns":1,"stalls":{{"mmio.count":9{stalls}}}}}]}}"#
+            );
+            serde_json::from_str::<BootStatistics>(&text).unwrap().check_maps(maps, 1)
+        };
+        let sizes = r#","mapped-2M.count":1,"mapped-4K.count":4,"mapped-4K.ns":70"#;
+
+        assert_eq!(check("", Some(9)), Ok(()), "a kernel without probes");
+        assert_eq!(check(sizes, None), Ok(()));
+        assert_eq!(check(sizes, Some(5)), Ok(()));
+        assert_eq!(check(sizes, Some(6)), Ok(()), "the last fault of the vCPU");
+        for maps in [4, 7] {
+            let error = check(sizes, Some(maps)).unwrap_err();
+            assert_eq!(error, format!("measured the sizes of 5 of {maps} mappings"));
+        }
     }
 
     #[test]
