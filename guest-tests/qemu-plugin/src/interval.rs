@@ -8,8 +8,8 @@
 //! as the machine's clock says.
 //!
 //! A call of the first function starts an interval, also one inside another, and a call of the second
-//! one ends it. A call of a third one cancels it. The calls are those of one thread, which may change
-//! its CPU, or by CPU those of a thread that does not between them: others would be mixed.
+//! one ends it. A call of a third one cancels it. Only one thread may call them, on any CPU; with intervals
+//! by CPU, only one thread on each CPU, which does not change it meanwhile.
 
 use std::{
     iter,
@@ -182,8 +182,10 @@ mod tests {
 
         interval.execute(0, 6);
 
-        assert_eq!(interval.pass(1, 1), Some([(0, 1), (1, 10)]));
-        assert_eq!(interval.pass(2, 1), Some([(0, 1), (1, 6)]));
+        assert_eq!(interval.split().collect::<Vec<_>>(), [(Some(1), 1, 10), (Some(2), 1, 6)]);
+        interval.execute(1, 3);
+        assert_eq!(interval.pass(1, 1), Some([(0, 1), (1, 3)]));
+        assert_eq!(interval.pass(2, 1), Some([(0, 1), (1, 3)]));
         assert_eq!(interval.pass(0, 1), None);
     }
 
@@ -236,7 +238,9 @@ mod tests {
         assert_eq!(IntervalArguments::parse("f:1:2:0xff:cpu"), expected(Scope::Cpu));
         let pinned = IntervalArguments::parse("f:1:2:0xff:pinned");
         assert_eq!(pinned, expected(Scope::PinnedThreads));
-        for malformed in ["f", ":1:2:3", "f:1:2", "f:1:2:3:4", "f:1:2:x", "f:1:2:3:cpu:"] {
+        for malformed in
+            ["f", ":1:2:3", "f:1:2", "f:1:2:3:4", "f:1:2:x", "f:1:2:3:cpu:", "f:1:2:3:pinned:"]
+        {
             assert_eq!(IntervalArguments::parse(malformed), None, "{malformed}");
         }
     }

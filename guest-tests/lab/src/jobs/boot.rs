@@ -146,11 +146,9 @@ fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
 
 /// Returns whether the command of a VM runs each vCPU on a CPU that no other vCPU uses.
 fn has_cpu_for_each_vcpu(command: &[String], vcpus: u32) -> bool {
-    let option = command.iter().position(|word| word.starts_with("--pin"));
-    let value = option.and_then(|at| match command[at].split_once('=') {
-        Some((_, value)) => Some(value),
-        None => Some(command.get(at + 1)?.as_str()),
-    });
+    let separate = command.iter().position(|word| word == "--pin");
+    let separate = separate.and_then(|at| command.get(at + 1)).map(String::as_str);
+    let value = separate.or_else(|| command.iter().find_map(|word| word.strip_prefix("--pin=")));
     value.and_then(|list| list.parse::<CpuList>().ok()).is_some_and(|list| {
         let cpus: BTreeSet<_> = list.for_vcpus(vcpus).into_iter().collect();
         cpus.len() == vcpus as usize
