@@ -18,7 +18,7 @@ use crate::{
 use granule_vmm::vm::{
     config::{
         DiskConfig, MemoryZone, NetConfig, ReplacedDevices, RestoreConfig, RunOptions, SerialModel,
-        SnapshotConfig, Stage2Prefault, VirtioConfig, VmConfig, VmSource, VsockConfig,
+        SnapshotConfig, Stage2Prefault, StallDetail, VirtioConfig, VmConfig, VmSource, VsockConfig,
     },
     outcome::VmOutcome,
     privileges::Identity,
@@ -70,7 +70,7 @@ pub struct Args {
     /// Number of vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     vcpus: u32,
-    /// Run the vCPUs on these host CPUs, one each, round-robin
+    /// Pin the vCPUs to these CPUs (0-3,8), in turn if there are fewer than vCPUs
     #[arg(long, value_name = "CPULIST")]
     pin: Option<CpuList>,
     // Clap would print escapes of the brackets.
@@ -123,8 +123,8 @@ pub struct Args {
     stats: Option<PathBuf>,
     /// Measure the time of vCPUs in stage-2 faults, for the statistics and the control socket;
     /// requires root. The kernel records each fault and each entry into the guest
-    #[arg(long, value_enum, default_value_t = Switch::Off)]
-    fault_stalls: Switch,
+    #[arg(long, value_enum, default_value_t)]
+    fault_stalls: FaultStallsOption,
     /// Serve HTTP requests on this Unix socket: GET /v1/state, /v1/memory, /v1/counters, /v1/dirty,
     /// /metrics; POST /v1/memory/collapse, /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start,
     /// /v1/dirty/stop, /v1/dirty/clear, /v1/balloon/SIZE, /v1/snapshot, /v1/snapshot/live
@@ -190,6 +190,28 @@ pub enum ConsoleOption {
     Virtio,
 }
 
+/// Measurement of stalls in stage-2 faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum FaultStallsOption {
+    /// Measure them by type and level
+    On,
+    /// Measure them also by the size that the kernel maps, with a probe that stays in the kernel
+    Sizes,
+    /// Measure none
+    #[default]
+    Off,
+}
+
+impl From<FaultStallsOption> for Option<StallDetail> {
+    fn from(option: FaultStallsOption) -> Self {
+        match option {
+            FaultStallsOption::On => Some(StallDetail::Levels),
+            FaultStallsOption::Sizes => Some(StallDetail::Sizes),
+            FaultStallsOption::Off => None,
+        }
+    }
+}
+
 /// Runs `granule run`.
 pub fn run(args: Args) -> CommandResult {
     let identity = Identity::find(args.user.as_deref(), args.group.as_deref())?;
@@ -197,7 +219,7 @@ pub fn run(args: Args) -> CommandResult {
         start_time: Instant::now(),
         reboots_on_reset: !args.no_reboot,
         init_text: args.init_text.clone(),
-        measures_fault_stalls: args.fault_stalls == Switch::On,
+        fault_stalls: args.fault_stalls.into(),
         stats: args.stats.clone(),
         api_socket: args.api_socket.clone(),
         snapshots: args.snapshot.clone(),

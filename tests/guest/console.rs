@@ -79,7 +79,7 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
     for (options, tty) in [
         ("--memory 128M --memory 64M --cmdline 'console=ttyS0 quiet'", "ttyS0"),
         (
-            "--memory 128M --cmdline 'console=ttyAMA0 quiet' --serial pl011 --fault-stalls on --pin 0",
+            "--memory 128M --cmdline 'console=ttyAMA0 quiet' --serial pl011 --fault-stalls sizes --pin 0",
             "ttyAMA0",
         ),
         ("--memory 128M --cmdline 'console=hvc0 quiet' --console virtio", "hvc0"),
@@ -94,9 +94,7 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         let counters = json(&host.run("request 'GET /v1/counters'"));
         let paused = host.run("request 'POST /v1/pause'");
         let resumed = host.run("request 'POST /v1/resume'");
-        let probe = host.run("cat /sys/kernel/tracing/kprobe_events");
         let output = host.run("stop_guest 2>&1");
-        let left = host.run("cat /sys/kernel/tracing/kprobe_events");
 
         assert!(logging.contains("\"dirty_logging\":true"), "{logging}");
         let zones = dirty["zones"].as_array().unwrap();
@@ -122,8 +120,6 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         let measures_faults = options.contains("--fault-stalls");
         let mapped = counters["stalls"]["mapped-4K.count"].as_u64();
         assert_eq!(mapped.is_some_and(|pages| pages > 1000), measures_faults, "{counters}");
-        assert_eq!(probe.contains("granule/stage2_map"), measures_faults, "{probe}");
-        assert!(!left.contains("granule"), "a probe is left: {left}");
         assert!(paused.contains("paused"), "{paused}");
         assert!(resumed.contains("running"), "{resumed}");
         assert!(output.contains("status=0"), "{output}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Test of a guest that resets itself: its memory is zero and stays reserved, and input of a pipe is
-//! not lost.
+//! Test of a guest that resets itself: its memory is zero and stays reserved, input of a pipe is
+//! not lost, and its vCPUs stay pinned and measured.
 
 use crate::host::EmulatedHost;
 
@@ -51,16 +51,25 @@ fn a_reset_makes_memory_zero_and_keeps_its_pages_and_the_input_of_a_pipe() {
     let words = IMAGE.map(|word| word.to_string()).join(",");
     host.run(&format!("perl -e 'print pack(\"V*\", {words})' >/tmp/image"));
     host.run("truncate -s 1M /tmp/image");
+    host.run("mount -t tracefs tracefs /sys/kernel/tracing");
     for backing in ["anonymous", "anonymous_hugetlb", "shared_hugetlb"] {
         // The pool of hugetlb pages has those of the guest only, and then loses what it returns.
         host.run("echo 32 >/proc/sys/vm/nr_hugepages && : >/tmp/out");
         host.run(&format!(
             "{{ until grep -q Z /tmp/out; do sleep 0.1; done; echo 0 >/proc/sys/vm/nr_hugepages
              printf abcq; }} | /mnt/granule run --kernel /tmp/image --serial pl011 \
-             --memory 64M,backing={backing} >/tmp/out"
+             --memory 64M,backing={backing} --vcpus 2 --pin 0,0 --fault-stalls sizes \
+             --stats /tmp/stats >/tmp/out"
         ));
 
         let output = host.run("cat /tmp/out; echo .");
         assert!(output.contains("ZaZbZcZq."), "{backing}: {output}");
+        let size = if backing == "anonymous" { "4K" } else { "2M" };
+        let boots =
+            host.run(&format!("grep -c mapped-{size}.count.:[1-9] /tmp/stats; rm /tmp/stats"));
+        assert!(boots.contains("4\n"), "boots with sizes of faults: {boots}");
     }
+    let output = host.run("/mnt/granule run --kernel /tmp/image --pin 0,99 2>&1; echo status=$?");
+    assert!(output.contains("--pin") && output.contains("CPU 99 of the host"), "{output}");
+    assert!(output.contains("status=2"), "{output}");
 }

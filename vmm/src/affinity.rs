@@ -3,30 +3,42 @@
 
 use std::io;
 
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Restricts this thread, and threads that it starts later, to a CPU of the host.
 ///
 /// # Errors
 /// The CPU does not exist, or this process may not use it.
 pub fn pin_thread(cpu: usize) -> io::Result<()> {
-    let refused = || {
-        let text = format!("CPU {cpu} of the host does not exist, or this process may not use it");
-        io::Error::other(text)
-    };
     if cpu >= CpuSet::MAX_CPU {
-        return Err(refused());
+        return Err(refused(cpu));
     }
     let mut set = CpuSet::new();
     set.set(cpu);
-    sched_setaffinity(None, &set).map_err(|_| refused())
+    sched_setaffinity(None, &set).map_err(|_| refused(cpu))
+}
+
+/// Checks that a thread can be pinned to each of these CPUs.
+///
+/// # Errors
+/// A CPU does not exist, or this process may not use it.
+pub fn check_cpus(cpus: &[usize]) -> io::Result<()> {
+    let allowed = sched_getaffinity(None)?;
+    match cpus.iter().find(|cpu| **cpu >= CpuSet::MAX_CPU || !allowed.is_set(**cpu)) {
+        Some(cpu) => Err(refused(*cpu)),
+        None => Ok(()),
+    }
+}
+
+fn refused(cpu: usize) -> io::Error {
+    io::Error::other(format!(
+        "CPU {cpu} of the host does not exist, or this process may not use it"
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use std::thread;
-
-    use rustix::thread::sched_getaffinity;
 
     use super::*;
 
@@ -50,6 +62,8 @@ mod tests {
         for cpu in [CpuSet::MAX_CPU - 1, CpuSet::MAX_CPU] {
             let error = thread::spawn(move || pin_thread(cpu)).join().unwrap().unwrap_err();
 
+            let checked = check_cpus(&[cpu]).unwrap_err();
+            assert_eq!(checked.to_string(), error.to_string());
             assert!(error.to_string().starts_with(&format!("CPU {cpu} of the host")), "{error}");
         }
     }

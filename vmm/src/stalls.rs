@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Histograms of durations, each of one cause: `mmio` is the time that vCPUs are not in the guest
-//! because the program emulates a device for them, and those of stage-2 faults (`vm::fault_stalls`) are by
-//! type and level. `userfaultfd` is the time to answer a fault of a VM that is restored on demand,
-//! without the wait behind other faults. Those of the dirty log are durations of operations on it, during
-//! which faults of the guest may wait for KVM's locks.
+//! because the program emulates a device for them, and those of stage-2 faults (`vm::fault_stalls`) are
+//! by type and level, and again by the size of what is mapped. `userfaultfd` is the time to answer a
+//! fault of a VM that is restored on demand, without the wait behind other faults. Those of the dirty
+//! log are durations of operations on it, during which faults of the guest may wait for KVM's locks.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -29,6 +29,12 @@ const BOUNDS: [u64; 10] = [
 
 /// Name of the number of samples of faults that the kernel dropped.
 pub const LOST: &str = "lost";
+
+/// Name of the number of samples of mapped sizes that it dropped.
+pub const LOST_SIZES: &str = "lost-sizes";
+
+/// Start of the names of stalls by the size that the kernel mapped.
+pub const MAPPED: &str = "mapped-";
 
 /// Histogram of durations, which many threads update.
 #[derive(Debug, Default)]

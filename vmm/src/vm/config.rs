@@ -192,6 +192,15 @@ pub struct SnapshotConfig {
     pub is_incremental: bool,
 }
 
+/// Detail in which stalls by stage-2 faults are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StallDetail {
+    /// By type and level.
+    Levels,
+    /// Also by the size that the kernel maps, by a probe that is added to it.
+    Sizes,
+}
+
 /// Options of a run that are not part of the VM.
 #[derive(Debug, Clone)]
 pub struct RunOptions {
@@ -202,7 +211,7 @@ pub struct RunOptions {
     /// Text in the console output that marks the start of the guest's init.
     pub init_text: Option<String>,
     /// Measures the stalls of vCPUs by stage-2 faults, for the statistics.
-    pub measures_fault_stalls: bool,
+    pub fault_stalls: Option<StallDetail>,
     /// File for statistics.
     pub stats: Option<PathBuf>,
     /// Path of the control socket.

@@ -14,7 +14,6 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, io,
-    ops::RangeInclusive,
     sync::Arc,
     time::Duration,
 };
@@ -26,29 +25,27 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use super::fault_trace::{FaultTrace, Sample, TracedEvent};
+use super::{
+    config::StallDetail,
+    fault_trace::{FaultTrace, Sample, TracedEvent},
+};
 use crate::{
     arch::host,
-    kvm::stage2_tables::leaf_size,
-    memory::base_page_size,
     scoped_thread::{ScopedThread, borrow_event},
-    stalls::{LOST, StallHistogram},
+    stalls::{LOST, LOST_SIZES, MAPPED, StallHistogram},
 };
 
 /// Time between two readings, in which a buffer must not become full.
 const READ_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-
-/// Levels of stage 2 that map memory.
-const LEAF_LEVELS: RangeInclusive<u8> = 1..=3;
 
 /// Property that the stalls of a histogram have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     /// Type and level of the fault, by its name.
     Fault(&'static str),
-    /// The kernel mapped a page or block of this size.
+    /// Size of the page or block that the kernel mapped.
     Mapped(Bytes),
-    /// The vCPU waited for locks of the kernel, during the stall.
+    /// Time in which the vCPU waited for locks of the kernel, during the stall.
     LockWait,
 }
 
@@ -56,7 +53,7 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fault(name) => f.write_str(name),
-            Self::Mapped(size) => write!(f, "mapped-{size}"),
+            Self::Mapped(size) => write!(f, "{MAPPED}{size}"),
             Self::LockWait => f.write_str("lock-wait"),
         }
     }
@@ -74,15 +71,12 @@ impl FaultStalls {
     /// Opens the trace of faults. The vCPU threads must start later.
     ///
     /// # Errors
-    /// The host does not trace faults by level, or not for this process.
-    pub fn open() -> io::Result<Self> {
-        let trace = FaultTrace::open()?;
+    /// The host does not trace faults by level, or not the sizes, or not for this process.
+    pub fn open(detail: StallDetail) -> io::Result<Self> {
+        let trace = FaultTrace::open(detail)?;
         let lock_wait = trace.has_lock_waits().then_some(Kind::LockWait);
-        let sizes = LEAF_LEVELS.map(|level| Kind::Mapped(leaf_size(base_page_size(), level)));
-        let sizes = trace.has_map_sizes().then_some(sizes).into_iter().flatten();
-        let stalls =
-            Stalls::new(host::fault_names().map(Kind::Fault).chain(sizes).chain(lock_wait));
-        let recorder = Recorder { trace, stalls };
+        let stalls = Stalls::new(host::fault_names().map(Kind::Fault).chain(lock_wait));
+        let recorder = Recorder { detail, trace, stalls };
         Ok(Self { recorder: Arc::new(Mutex::new(recorder)), reader: None })
     }
 
@@ -111,8 +105,8 @@ impl FaultStalls {
         PendingStalls(Arc::clone(&self.recorder))
     }
 
-    /// Adds the histograms to `counts`, as `TYPE.LEVEL`, `mapped-SIZE` and `lock-wait`, and as [`LOST`] the
-    /// number of samples that are lost or stand beside lost ones.
+    /// Adds the histograms to `counts`, as `TYPE.LEVEL`, `mapped-SIZE` and `lock-wait`, as [`LOST`] the
+    /// number of samples that are lost or stand beside lost ones, and as [`LOST_SIZES`] that of sizes.
     pub fn add_to(&self, counts: &mut EventCounts) {
         let mut recorder = self.recorder.lock();
         recorder.read();
@@ -120,6 +114,9 @@ impl FaultStalls {
             histogram.add_to(counts, &kind.to_string());
         }
         counts.insert(LOST.to_owned(), recorder.stalls.lost);
+        if recorder.detail == StallDetail::Sizes {
+            counts.insert(LOST_SIZES.to_owned(), recorder.stalls.lost_sizes);
+        }
     }
 }
 
@@ -139,6 +136,7 @@ impl PendingStalls {
 
 #[derive(Debug)]
 struct Recorder {
+    detail: StallDetail,
     trace: FaultTrace,
     stalls: Stalls,
 }
@@ -198,9 +196,10 @@ struct Stalls {
     samples: Vec<Sample>,
     /// Fault of each thread that has not entered the guest since.
     pending: HashMap<u32, PendingFault>,
-    /// Histograms of all kinds, so that a count of 0 is not absent.
+    /// Histograms of all kinds but sizes, which the kernel decides, so that a count of 0 is not absent.
     histograms: Histograms,
     lost: u64,
+    lost_sizes: u64,
 }
 
 impl Stalls {
@@ -210,6 +209,7 @@ impl Stalls {
             pending: HashMap::new(),
             histograms: kinds.map(|kind| (kind, StallHistogram::default())).collect(),
             lost: 0,
+            lost_sizes: 0,
         }
     }
 
@@ -226,7 +226,7 @@ impl Stalls {
         // The sort is stable, and a buffer is in order.
         self.samples.sort_by_key(|sample| sample.nanoseconds);
         let count = self.samples.partition_point(|sample| sample.nanoseconds <= end);
-        let Self { samples, pending, histograms, lost } = self;
+        let Self { samples, pending, histograms, lost, lost_sizes } = self;
         for sample in samples.drain(..count) {
             match sample.event {
                 TracedEvent::Fault(name) => {
@@ -265,6 +265,7 @@ impl Stalls {
                         fault.record(sample.nanoseconds, histograms);
                     }
                 }
+                TracedEvent::LostMaps(count) => *lost_sizes += count,
                 // None is left: see above.
                 TracedEvent::Lost(_) => {}
             }
@@ -354,7 +355,7 @@ mod tests {
             sample(16, 2, TracedEvent::Map(Bytes::kib(4))),
             sample(20, 2, TracedEvent::Entry),
             sample(40, 1, TracedEvent::Entry),
-            // Another vCPU has mapped it.
+            // The page has other permissions.
             sample(50, 1, TracedEvent::Fault("permission.level3")),
             sample(60, 1, TracedEvent::Entry),
         ];
@@ -398,6 +399,21 @@ mod tests {
 
         assert_eq!(total(&stalls, "translation.level3"), (0, 0));
         assert_eq!(stalls.lost, 9);
+    }
+
+    #[test]
+    fn a_lost_size_loses_no_stall() {
+        let mut stalls = Stalls::new(std::iter::empty());
+        stalls.samples = vec![
+            sample(10, 1, TracedEvent::Fault("translation.level3")),
+            sample(0, 0, TracedEvent::LostMaps(7)),
+            sample(20, 1, TracedEvent::Entry),
+        ];
+
+        stalls.record_until(100);
+
+        assert_eq!(total(&stalls, "translation.level3"), (1, 10));
+        assert_eq!((stalls.lost, stalls.lost_sizes), (0, 7));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::{fmt, fs, io};
 use granule_types::{cpu_list::CpuList, units::Bytes};
 use perf_event::{Builder, Clock, SampleFlag, Sampler, data::Record};
 
-use super::map_probe::{self, MapProbe};
+use super::{config::StallDetail, map_probe};
 use crate::{
     arch::host,
     kvm::tracepoints::{add_cause, find_event, find_tracefs, read_event_file, set_filter},
@@ -49,12 +49,14 @@ pub enum TracedEvent {
     LockWaitEnd(u64),
     /// Samples that the kernel dropped because a buffer was full.
     Lost(u64),
+    /// Samples of mappings that it dropped. Population of stage 2 maps more than a buffer holds.
+    LostMaps(u64),
 }
 
 /// A sample of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// Time by `CLOCK_MONOTONIC`; 0 for [`TracedEvent::Lost`].
+    /// Time by `CLOCK_MONOTONIC`; 0 for lost ones.
     pub nanoseconds: u64,
     /// Thread of the event.
     pub thread: u32,
@@ -67,6 +69,7 @@ impl Sample {
     pub const fn lost(&self) -> u64 {
         match self.event {
             TracedEvent::Lost(count) => count,
+            TracedEvent::LostMaps(_) => 0,
             _ => 1,
         }
     }
@@ -74,16 +77,15 @@ impl Sample {
 
 /// The buffers of all CPUs.
 pub struct FaultTrace {
-    // The field precedes `probe` in drop order, because the kernel does not remove a probe that is in use.
     samplers: Vec<TracedSampler>,
     has_lock_waits: bool,
-    /// The probe of sizes, if the kernel has it.
-    probe: Option<MapProbe>,
 }
 
 /// A buffer, and the place in its samples of the field that an event needs.
 struct TracedSampler {
     sampler: Sampler,
+    /// Returns the event of samples that are lost.
+    lost: fn(u64) -> TracedEvent,
     field: Option<Field>,
     event: EventOf,
 }
@@ -93,7 +95,6 @@ impl fmt::Debug for FaultTrace {
         f.debug_struct("FaultTrace")
             .field("samplers", &self.samplers.len())
             .field("has_lock_waits", &self.has_lock_waits)
-            .field("probe", &self.probe)
             .finish()
     }
 }
@@ -102,8 +103,9 @@ impl FaultTrace {
     /// Opens the tracepoints on each CPU that is online.
     ///
     /// # Errors
-    /// The host does not trace faults by level, a file is missing, or the kernel refuses a call.
-    pub fn open() -> io::Result<Self> {
+    /// The host does not trace faults by level, has no probes for the sizes, a file is missing, or the
+    /// kernel refuses a call.
+    pub fn open(detail: StallDetail) -> io::Result<Self> {
         let (faults, syndrome) = host::FAULT_SYNDROME.ok_or_else(|| {
             io::Error::other("KVM of this architecture does not trace the level of a fault")
         })?;
@@ -119,10 +121,8 @@ impl FaultTrace {
             let locks = LOCK_WAITS.into_iter().zip(fields);
             events.extend(locks.map(|((name, event), field)| (name, field, event)));
         }
-        let probe = MapProbe::new().inspect_err(|reason| {
-            log::debug!("stalls have no size of what is mapped: {reason}");
-        });
-        if probe.is_ok() {
+        if detail == StallDetail::Sizes {
+            map_probe::add()?;
             let field = find_field(map_probe::NAME, map_probe::SIZE_FIELD)?;
             let event: EventOf = |size| Some(TracedEvent::Map(Bytes(size)));
             events.push((map_probe::NAME, Some(field), event));
@@ -133,10 +133,14 @@ impl FaultTrace {
         for &cpu in cpus.cpus() {
             for &(name, field, event) in &events {
                 let sampler = open_sampler(name, cpu)?;
-                samplers.push(TracedSampler { sampler, field, event });
+                let lost = match name {
+                    map_probe::NAME => TracedEvent::LostMaps,
+                    _ => TracedEvent::Lost,
+                };
+                samplers.push(TracedSampler { sampler, lost, field, event });
             }
         }
-        Ok(Self { samplers, has_lock_waits, probe: probe.ok() })
+        Ok(Self { samplers, has_lock_waits })
     }
 
     /// Returns whether the trace has waits for locks.
@@ -144,15 +148,11 @@ impl FaultTrace {
         self.has_lock_waits
     }
 
-    /// Returns whether the trace has the sizes that faults map.
-    pub const fn has_map_sizes(&self) -> bool {
-        self.probe.is_some()
-    }
-
     /// Moves all samples of the buffers to `samples`.
     pub fn drain(&mut self, samples: &mut Vec<Sample>) {
-        for TracedSampler { sampler, field, event } in &mut self.samplers {
-            drain(sampler, samples, |data| event(field.map_or(Some(0), |field| field.read(data))?));
+        for TracedSampler { sampler, lost, field, event } in &mut self.samplers {
+            let event = |data: &[u8]| event(field.map_or(Some(0), |field| field.read(data))?);
+            drain(sampler, samples, *lost, event);
         }
     }
 }
@@ -167,6 +167,7 @@ fn find_field(tracepoint: &str, name: &str) -> io::Result<Field> {
 fn drain(
     sampler: &mut Sampler,
     samples: &mut Vec<Sample>,
+    lost_event: fn(u64) -> TracedEvent,
     event: impl Fn(&[u8]) -> Option<TracedEvent>,
 ) {
     while let Some(record) = sampler.next_record() {
@@ -180,7 +181,7 @@ fn drain(
                 }
             }
             Ok(Record::Lost(lost)) => {
-                let event = TracedEvent::Lost(lost.lost);
+                let event = lost_event(lost.lost);
                 samples.push(Sample { nanoseconds: 0, thread: 0, event });
             }
             _ => {}

@@ -2,23 +2,19 @@
 //! Probe of the kernel's function that maps the memory of a fault, whose argument is the size: no
 //! tracepoint has it.
 //!
-//! The probe is a tracepoint that this process adds to the kernel
-//! (`Documentation/trace/kprobetrace.rst`). Its name is the same in all processes, which share it: the
-//! last one removes it, and one that was killed leaves it to the next. A kernel probe of
-//! `perf_event_open()` would end with its event, but the kernel sets it up anew for each thread that
-//! inherits it, with the rights of that time.
+//! The probe is a tracepoint that is added to the kernel (`Documentation/trace/kprobetrace.rst`), and
+//! stays there for later runs: the kernel arms it only while an event uses it. Removing it would need
+//! the kernel's file of probes to stay open beside the running guest, which could add others then. A kernel
+//! probe of `perf_event_open()` would end with its event, but the kernel sets it up anew for each
+//! thread that inherits it, with the rights of that time.
 
-use std::{
-    fs::{File, OpenOptions},
-    io::{self, Write as _},
-    path::Path,
-};
+use std::{fs::OpenOptions, io, io::Write as _, path::Path};
 
 use rustix::io::Errno;
 
 use crate::{
     arch::host,
-    kvm::tracepoints::{add_cause, find_tracefs},
+    kvm::tracepoints::{add_cause, find_tracefs, read_event_file},
 };
 
 /// Name of the probe among the tracepoints.
@@ -26,44 +22,30 @@ pub const NAME: &str = "granule/stage2_map";
 /// Field of its samples with the mapped bytes.
 pub const SIZE_FIELD: &str = "size";
 
-/// The probe. Dropping the value removes it, unless an event uses it.
-#[derive(Debug)]
-pub struct MapProbe {
-    /// The kernel's file of probes, which stays open because the sandbox allows no later `open()`.
-    probes: File,
+/// Adds the probe, if the kernel lacks it.
+///
+/// # Errors
+/// The kernel has no probes or not this function, or the process may not add one.
+pub fn add() -> io::Result<()> {
+    let tracefs = find_tracefs();
+    // Later boots of a VM may read the format, but no longer add the probe.
+    if read_event_file(tracefs, NAME, "format").is_ok() {
+        return Ok(());
+    }
+    let tracefs = tracefs.ok_or_else(|| io::Error::other("no tracefs"))?;
+    let (function, register) = host::MAP_FUNCTION
+        .ok_or_else(|| io::Error::other("KVM of this architecture has no such function"))?;
+    let probe = format!("p:{NAME} {function} {SIZE_FIELD}={register}:u64");
+    append(&probe, &tracefs.join("kprobe_events"))
 }
 
-impl MapProbe {
-    /// Adds the probe, if the kernel lacks it.
-    ///
-    /// # Errors
-    /// The kernel has no probes or not this function, or the process may not add one.
-    pub fn new() -> io::Result<Self> {
-        let tracefs = find_tracefs().ok_or_else(|| io::Error::other("no tracefs"))?;
-        let (function, register) = host::MAP_FUNCTION
-            .ok_or_else(|| io::Error::other("KVM of this architecture has no such function"))?;
-        let probe = format!("p:{NAME} {function} {SIZE_FIELD}={register}:u64");
-        Self::add(&probe, &tracefs.join("kprobe_events"))
-    }
-
-    fn add(probe: &str, path: &Path) -> io::Result<Self> {
-        let failed = |error| add_cause(&path.display().to_string(), error);
-        // Without O_APPEND the kernel removes all other probes.
-        let mut probes = OpenOptions::new().append(true).open(path).map_err(failed)?;
-        match probes.write_all(probe.as_bytes()) {
-            Err(error) if error.raw_os_error() != Some(Errno::EXIST.raw_os_error()) => {
-                Err(failed(error))
-            }
-            _ => Ok(Self { probes }),
-        }
-    }
-}
-
-impl Drop for MapProbe {
-    fn drop(&mut self) {
-        if let Err(error) = self.probes.write_all(format!("-:{NAME}").as_bytes()) {
-            log::debug!("the probe {NAME} stays: {error}");
-        }
+/// Appends a probe to the kernel's file. Without `O_APPEND` the kernel would remove all others.
+fn append(probe: &str, path: &Path) -> io::Result<()> {
+    let written = OpenOptions::new().append(true).open(path);
+    match written.and_then(|mut probes| probes.write_all(probe.as_bytes())) {
+        // Another process has added it meanwhile.
+        Err(error) if error.raw_os_error() == Some(Errno::EXIST.raw_os_error()) => Ok(()),
+        written => written.map_err(|error| add_cause(&path.display().to_string(), error)),
     }
 }
 
@@ -72,25 +54,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_is_added_beside_others_and_removed() {
+    fn a_probe_is_added_beside_others() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "p:other f\n").unwrap();
-        let added = "p:other f\np:granule/stage2_map map size=%x2:u64";
 
-        let probe = "p:granule/stage2_map map size=%x2:u64";
-        let probe = MapProbe::add(probe, file.path()).unwrap();
+        append("p:granule/stage2_map map size=%x2:u64", file.path()).unwrap();
 
-        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), added);
-        drop(probe);
-        let removed = format!("{added}-:granule/stage2_map");
-        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), removed);
+        let probes = "p:other f\np:granule/stage2_map map size=%x2:u64";
+        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), probes);
     }
 
     #[test]
     fn a_kernel_without_probes_is_named_by_its_file() {
         let folder = tempfile::tempdir().unwrap();
 
-        let error = MapProbe::add("p:f g", &folder.path().join("kprobe_events")).unwrap_err();
+        let error = append("p:f g", &folder.path().join("kprobe_events")).unwrap_err();
 
         assert!(error.to_string().contains("kprobe_events: No such file"), "{error}");
     }

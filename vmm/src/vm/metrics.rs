@@ -7,12 +7,12 @@ use std::{
     fmt::{Display, Write as _},
 };
 
-use granule_types::record::EventCounts;
+use granule_types::{record::EventCounts, units::Bytes};
 
 use super::stats::Snapshot;
 use crate::{
     arch::host::ACCESS_PREFIX,
-    stalls::{LOST, buckets, causes},
+    stalls::{LOST, LOST_SIZES, MAPPED, buckets, causes},
 };
 
 /// Returns the metrics of a VM. Values that the host does not report are absent.
@@ -47,10 +47,12 @@ pub fn text(snapshot: &Snapshot) -> String {
     let help = "Resident memory of the program outside guest memory.";
     add_family(&mut text, "granule_overhead_bytes", "gauge", help, overhead);
     add_stalls(&mut text, &snapshot.stalls);
-    let lost = snapshot.stalls.get(LOST).into_iter().map(|count| (String::new(), count));
+    let lost = |key| snapshot.stalls.get(key).into_iter().map(|count| (String::new(), count));
     let help =
         "Samples of faults that are lost or stand beside lost ones, whose stalls are not recorded.";
-    add_family(&mut text, "granule_stall_samples_lost_total", "counter", help, lost);
+    add_family(&mut text, "granule_stall_samples_lost_total", "counter", help, lost(LOST));
+    let help = "Samples of mapped sizes that are lost, of faults and of population.";
+    add_family(&mut text, "granule_stall_sizes_lost_total", "counter", help, lost(LOST_SIZES));
     text
 }
 
@@ -99,27 +101,43 @@ fn add_family<T: Display>(
     }
 }
 
-/// Adds the histograms of the stalls, in seconds.
+/// Adds the histograms of the stalls, in seconds. Those by size are a family of their own, as each of their
+/// stalls has a type and level too.
 fn add_stalls(text: &mut String, stalls: &EventCounts) {
-    const NAME: &str = "granule_stall_seconds";
-    let mut causes = causes(stalls).peekable();
-    if causes.peek().is_none() {
+    let sizes = causes(stalls).filter_map(|cause| {
+        let size: Bytes = cause.strip_prefix(MAPPED)?.parse().ok()?;
+        Some((cause, format!("leaf_bytes=\"{}\"", size.0)))
+    });
+    let others = causes(stalls).filter(|cause| !cause.starts_with(MAPPED));
+    let others = others.map(|cause| (cause, format!("cause=\"{cause}\"")));
+    let help = "Stalls of vCPUs, answers of userfaultfd, and requests of the dirty log.";
+    add_histograms(text, "granule_stall_seconds", help, stalls, others);
+    let help = "Stalls of vCPUs in faults, by the size that the kernel mapped.";
+    add_histograms(text, "granule_mapped_stall_seconds", help, stalls, sizes);
+}
+
+/// Adds a family of histograms, each by its cause and with its label, unless there is none.
+fn add_histograms<'a>(
+    text: &mut String,
+    name: &str,
+    help: &str,
+    stalls: &EventCounts,
+    histograms: impl Iterator<Item = (&'a str, String)>,
+) {
+    let mut histograms = histograms.peekable();
+    if histograms.peek().is_none() {
         return;
     }
-    let _ = writeln!(
-        text,
-        "# HELP {NAME} Stalls of vCPUs, answers of userfaultfd, and requests of the dirty log."
-    );
-    let _ = writeln!(text, "# TYPE {NAME} histogram");
-    for cause in causes {
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} histogram");
+    for (cause, label) in histograms {
         let value = |key: &str| stalls.get(&format!("{cause}.{key}")).copied().unwrap_or(0);
-        let (count, label) = (value("count"), format!("cause=\"{cause}\""));
+        let count = value("count");
         for (bound, count) in buckets(stalls, cause) {
-            let _ = writeln!(text, "{NAME}_bucket{{{label},le=\"{}\"}} {count}", seconds(bound));
+            let _ = writeln!(text, "{name}_bucket{{{label},le=\"{}\"}} {count}", seconds(bound));
         }
-        let _ = writeln!(text, "{NAME}_bucket{{{label},le=\"+Inf\"}} {count}");
-        let _ = writeln!(text, "{NAME}_sum{{{label}}} {}", seconds(value("ns")));
-        let _ = writeln!(text, "{NAME}_count{{{label}}} {count}");
+        let _ = writeln!(text, "{name}_bucket{{{label},le=\"+Inf\"}} {count}");
+        let _ = writeln!(text, "{name}_sum{{{label}}} {}", seconds(value("ns")));
+        let _ = writeln!(text, "{name}_count{{{label}}} {count}");
     }
 }
 
@@ -145,7 +163,9 @@ mod tests {
         stall.record(Duration::from_nanos(1_500));
         let mut stalls = EventCounts::new();
         stall.add_to(&mut stalls, "mmio");
+        stall.add_to(&mut stalls, "mapped-2M");
         stalls.insert(LOST.to_owned(), 5);
+        stalls.insert(LOST_SIZES.to_owned(), 4);
         let mut faults = counts("translation.level2", 3);
         faults.extend(counts("by.write", 3));
         let snapshot = Snapshot {
@@ -177,11 +197,13 @@ mod tests {
             "granule_stall_seconds_bucket{cause=\"mmio\",le=\"+Inf\"} 1",
             "granule_stall_seconds_sum{cause=\"mmio\"} 0.000001500",
             "granule_stall_seconds_count{cause=\"mmio\"} 1",
+            "granule_mapped_stall_seconds_count{leaf_bytes=\"2097152\"} 1",
             "granule_stall_samples_lost_total 5",
+            "granule_stall_sizes_lost_total 4",
         ] {
             assert!(samples.contains(&expected), "{expected}: {text}");
         }
-        assert_eq!(text.matches("# TYPE").count(), 9, "{text}");
-        assert_eq!(samples.len(), 9 + 13, "{text}");
+        assert_eq!(text.matches("# TYPE").count(), 11, "{text}");
+        assert_eq!(samples.len(), 10 + 2 * 13, "{text}");
     }
 }

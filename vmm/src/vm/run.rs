@@ -38,6 +38,7 @@ use super::{
     terminal::Terminal,
 };
 use crate::{
+    affinity::check_cpus,
     arch::guest,
     devices::{BootTimer, console_input::InputConsole, console_output::ConsoleOutput},
     folder::folder_of,
@@ -77,8 +78,11 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
              as root (--user drops its privileges later) with a tracefs at /sys/kernel/tracing"
         );
     }
-    if options.measures_fault_stalls && !collects_statistics {
-        let text = "--fault-stalls on: nothing shows the stalls; add --stats or --api-socket";
+    if let Some(list) = &options.vcpu_cpus {
+        check_cpus(list.cpus()).map_err(failed("--pin"))?;
+    }
+    if options.fault_stalls.is_some() && !collects_statistics {
+        let text = "--fault-stalls: nothing shows the stalls; add --stats or --api-socket";
         return Err(VmError::Refused(text.to_owned()));
     }
     let starts_paused = matches!(source, VmSource::Restore(restore) if restore.is_paused);
@@ -86,10 +90,9 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
         let text = "--restore …,paused=on: no request can resume the VM; add --api-socket";
         return Err(VmError::Refused(text.to_owned()));
     }
-    let mut fault_stalls = options
-        .measures_fault_stalls
-        .then(|| FaultStalls::open().map_err(failed("--fault-stalls needs root and a tracefs")))
-        .transpose()?;
+    let fault_stalls = options.fault_stalls.map(FaultStalls::open).transpose();
+    let mut fault_stalls =
+        fault_stalls.map_err(failed("--fault-stalls needs root and a tracefs"))?;
     let api = confine_process(options, socket, snapshots.as_ref())?;
     let output = console_io::start_console_output(options.is_sandboxed)
         .map_err(failed("opening the console output failed"))?;
@@ -349,10 +352,8 @@ impl RunContext<'_> {
         &self,
         opened: Option<FaultStalls>,
     ) -> Result<Option<FaultStalls>, VmError> {
-        if !self.options.measures_fault_stalls {
-            return Ok(None);
-        }
-        let opened = opened.map_or_else(FaultStalls::open, Ok);
+        let Some(detail) = self.options.fault_stalls else { return Ok(None) };
+        let opened = opened.map_or_else(|| FaultStalls::open(detail), Ok);
         let mut stalls = match opened {
             Ok(stalls) => stalls,
             Err(error) => {

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use granule_types::{mark, units::Bytes};
+use granule_types::{backing::Backing, mark, units::Bytes};
 
 use crate::{
     host::guest_init,
@@ -38,8 +38,18 @@ fn check_stall_times(statistics: &BootStatistics, outcome: &JobOutcome) -> Resul
     statistics.check_stall_times(faults, instructions)
 }
 
-/// Returns how often the host called a function for a stage-2 fault, by its count, if that is once for each:
-/// series omit lookups of pages, or look up and map some without a fault.
+/// Returns the sizes that stage 2 may map of a guest: pages, and blocks if the host has them for it.
+fn leaf_sizes(backing: Backing, outcome: &JobOutcome) -> Vec<Bytes> {
+    let host = outcome.report.host.as_ref();
+    let page = host.and_then(|host| host.page_size).unwrap_or(Bytes::kib(4));
+    // A table has a page of 8-byte entries.
+    let blocks = (1..=2).map(|level| Bytes(page.0 * (page.0 / 8).pow(level)));
+    let has_blocks = backing != Backing::Anonymous;
+    [page].into_iter().chain(blocks.filter(|_| has_blocks)).collect()
+}
+
+/// Returns the count of a function that the host calls once for each stage-2 fault. With a series it may
+/// call it for some faults only, or also without a fault.
 fn calls_of_plain_kernel(outcome: &JobOutcome, counter: &str) -> Option<u64> {
     let series = outcome.report.host.as_ref()?.series.as_ref()?;
     let calls = count(&outcome.segments, |name| name == counter);
@@ -171,8 +181,11 @@ impl BootFigures {
         statistics
             .check_stalls()
             .and_then(|()| statistics.check_lookups(lookups, vm.vcpus))
-            .and_then(|()| {
-                statistics.check_maps(calls_of_plain_kernel(outcome, "stage2_maps"), vm.vcpus)
+            .and_then(|()| match calls_of_plain_kernel(outcome, "stage2_maps") {
+                Some(maps) => {
+                    statistics.check_maps(maps, vm.vcpus, &leaf_sizes(vm.backing, outcome))
+                }
+                None => Ok(()),
             })
             .and_then(|()| check_stall_times(&statistics, outcome))
             .map_err(|reason| failed(&reason))?;

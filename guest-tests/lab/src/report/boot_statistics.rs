@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use granule_types::units::Bytes;
 use serde::Deserialize;
 
 /// Statistics of `granule run --stats`; fields that the report does not use are ignored.
@@ -70,22 +71,30 @@ impl BootStatistics {
         Ok(())
     }
 
-    /// Returns the number of stalls by the size that the kernel mapped, if the sizes were measured.
-    fn mapped_stalls(&self) -> Option<u64> {
-        let stalls = self.phases.iter().flat_map(|phase| &phase.stalls);
-        stalls
-            .filter(|(name, _)| name.starts_with("mapped-") && name.ends_with(".count"))
-            .fold(None, |sum, (_, count)| Some(sum.unwrap_or(0) + count))
+    /// Returns the number of stalls by the size that the kernel mapped; empty if sizes were not measured.
+    fn mapped_stalls(&self) -> BTreeMap<&str, u64> {
+        let mut sums = BTreeMap::new();
+        for (name, count) in self.phases.iter().flat_map(|phase| &phase.stalls) {
+            let size = name.strip_prefix("mapped-").and_then(|name| name.strip_suffix(".count"));
+            if let Some(size) = size {
+                *sums.entry(size).or_default() += count;
+            }
+        }
+        sums
     }
 
-    /// Checks that each mapping, which the plugin counted, has a stall with its size, if sizes were measured.
-    /// The last fault of a vCPU may have none.
-    pub fn check_maps(&self, maps: Option<u64>, vcpus: u32) -> Result<(), String> {
-        match (self.mapped_stalls(), maps) {
-            (Some(stalls), Some(maps)) if stalls > maps || stalls + u64::from(vcpus) < maps => {
-                Err(format!("measured the sizes of {stalls} of {maps} mappings"))
-            }
-            _ => Ok(()),
+    /// Checks that each mapping, which the plugin counted, has a stall with one of these sizes, if sizes were
+    /// measured. The last fault of a vCPU may have none.
+    pub fn check_maps(&self, maps: u64, vcpus: u32, sizes: &[Bytes]) -> Result<(), String> {
+        let measured = self.mapped_stalls();
+        let stalls: u64 = measured.values().sum();
+        if !measured.is_empty() && (stalls > maps || stalls + u64::from(vcpus) < maps) {
+            return Err(format!("measured the sizes of {stalls} of {maps} mappings"));
+        }
+        let is_size = |text: &str| text.parse().is_ok_and(|size| sizes.contains(&size));
+        match measured.into_keys().find(|text| !is_size(text)) {
+            Some(text) => Err(format!("measured mappings of {text}, which this guest has not")),
+            None => Ok(()),
         }
     }
 
@@ -149,23 +158,25 @@ mod tests {
     }
 
     #[test]
-    fn each_mapping_needs_a_size_if_sizes_are_measured() {
-        let check = |stalls: &str, maps| {
+    fn each_mapping_needs_a_size_that_the_guest_can_have_if_sizes_are_measured() {
+        let check = |stalls: &str, maps, sizes: &[Bytes]| {
             let text = format!(
                 r#"{{"ended":"off","phases":[{{"name":"boot","ns":1,"stalls":{{"mmio.count":9{stalls}}}}}]}}"#
             );
-            serde_json::from_str::<BootStatistics>(&text).unwrap().check_maps(maps, 1)
+            serde_json::from_str::<BootStatistics>(&text).unwrap().check_maps(maps, 1, sizes)
         };
-        let sizes = r#","mapped-2M.count":1,"mapped-4K.count":4,"mapped-4K.ns":70"#;
+        let stalls = r#","mapped-2M.count":1,"mapped-4K.count":4,"mapped-4K.ns":70"#;
+        let sizes = [Bytes::kib(4), Bytes::mib(2)];
 
-        assert_eq!(check("", Some(9)), Ok(()), "a kernel without probes");
-        assert_eq!(check(sizes, None), Ok(()));
-        assert_eq!(check(sizes, Some(5)), Ok(()));
-        assert_eq!(check(sizes, Some(6)), Ok(()), "the last fault of the vCPU");
+        assert_eq!(check("", 9, &sizes), Ok(()), "not measured");
+        assert_eq!(check(stalls, 5, &sizes), Ok(()));
+        assert_eq!(check(stalls, 6, &sizes), Ok(()), "the last fault of the vCPU");
         for maps in [4, 7] {
-            let error = check(sizes, Some(maps)).unwrap_err();
+            let error = check(stalls, maps, &sizes).unwrap_err();
             assert_eq!(error, format!("measured the sizes of 5 of {maps} mappings"));
         }
+        let error = check(stalls, 5, &sizes[..1]).unwrap_err();
+        assert_eq!(error, "measured mappings of 2M, which this guest has not");
     }
 
     #[test]
