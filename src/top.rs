@@ -12,7 +12,10 @@ use std::{
 };
 
 use granule_types::{make_printable, record::EventCounts, units::Bytes};
-use granule_vmm::stalls::{LOST, buckets, causes};
+use granule_vmm::{
+    kvm::tracepoints::counted_since,
+    stalls::{LOST, buckets, causes},
+};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{CommandOutcome, CommandResult, write_stdout};
@@ -195,14 +198,6 @@ fn mapped_text(memory: &Memory) -> String {
 fn bytes_by_size(bytes: &BTreeMap<u64, u64>) -> String {
     let sizes = bytes.iter().map(|(size, bytes)| format!("{} in {}", Bytes(*bytes), Bytes(*size)));
     sizes.collect::<Vec<_>>().join(", ")
-}
-
-/// Returns what each counter has counted since an earlier reading.
-fn counted_since(before: &EventCounts, now: &EventCounts) -> EventCounts {
-    let new = |(name, count): (&String, &u64)| {
-        (name.clone(), count.saturating_sub(before.get(name).copied().unwrap_or(0)))
-    };
-    now.iter().map(new).collect()
 }
 
 /// Returns the mean of the stalls of a cause, and the bound of the bucket below which 99 of 100 are, if

@@ -140,6 +140,14 @@ pub fn add_cause(cause: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{cause}: {error}"))
 }
 
+/// Returns what each counter has counted since an earlier reading. One that is new has counted from 0.
+pub fn counted_since(before: &EventCounts, after: &EventCounts) -> EventCounts {
+    let earlier = |name: &str| before.get(name).copied().unwrap_or(0);
+    let counted =
+        |(name, count): (&String, &u64)| (name.clone(), count.saturating_sub(earlier(name)));
+    after.iter().map(counted).collect()
+}
+
 /// Returns the counts between two readings. A counter missing in one of them is absent.
 pub fn difference(before: &EventCounts, after: &EventCounts) -> EventCounts {
     after

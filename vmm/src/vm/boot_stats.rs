@@ -21,7 +21,7 @@ use granule_types::record::{EventCounts, HostInfo};
 use serde::Serialize;
 
 use super::{config::VmConfig, stats::Snapshot};
-use crate::kvm::tracepoints;
+use crate::kvm::tracepoints::{self, counted_since};
 
 /// Schema name of the objects in the file.
 const SCHEMA: &str = "granule.run/1";
@@ -89,7 +89,11 @@ impl BootStats {
                 events: difference(&snapshot.events, |s| &s.events),
                 faults: difference(&snapshot.faults, |s| &s.faults),
                 exits: difference(&snapshot.exits, |s| &s.exits),
-                stalls: difference(&snapshot.stalls, |s| &s.stalls),
+                stalls: match before {
+                    // A histogram of a size begins with the first mapping.
+                    Some(before) => counted_since(&before.stalls, &snapshot.stalls),
+                    None => snapshot.stalls.clone(),
+                },
                 ..snapshot.clone()
             },
         });
@@ -221,6 +225,22 @@ mod tests {
             ("boot", 295_000_000, 700, 1 << 20),
             ("first-minute", 100_000_000, 200, 2 << 20),
         ]));
+    }
+
+    #[test]
+    fn a_phase_has_all_stalls_of_a_size_that_was_not_mapped_before() {
+        let mut boot = BootStats::default();
+        let with_stalls = |pairs: &[(&str, u64)]| Snapshot {
+            stalls: pairs.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
+            ..snapshot(0, 0)
+        };
+
+        boot.end_phase("boot", Duration::ZERO, with_stalls(&[("mmio.count", 2)]));
+        let stalls = [("mmio.count", 5), ("mapped-4K.count", 7)];
+        boot.end_phase("first-minute", Duration::ZERO, with_stalls(&stalls));
+
+        let stalls = &boot.phases[1].statistics.stalls;
+        assert_eq!((stalls["mmio.count"], stalls["mapped-4K.count"]), (3, 7));
     }
 
     #[test]
