@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Affinity of threads to CPUs of the host.
 
-use std::io;
+use std::{io, sync::OnceLock};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// CPUs of the first thread that was pinned, before that: those of this process.
+static PROCESS_CPUS: OnceLock<CpuSet> = OnceLock::new();
 
 /// Restricts this thread, and threads that it starts later, to a CPU of the host.
 ///
@@ -13,9 +16,20 @@ pub fn pin_thread(cpu: usize) -> io::Result<()> {
     if cpu >= CpuSet::MAX_CPU {
         return Err(refused(cpu));
     }
+    let all = sched_getaffinity(None)?;
+    PROCESS_CPUS.get_or_init(|| all);
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).map_err(|_| refused(cpu))
+}
+
+/// Lets this thread run on all CPUs of this process, also if a pinned thread has started it.
+///
+/// # Errors
+/// The process may use none of them any more.
+pub fn unpin_thread() -> io::Result<()> {
+    let restore = |cpus| Ok(sched_setaffinity(None, cpus)?);
+    PROCESS_CPUS.get().map_or(Ok(()), restore)
 }
 
 /// Checks that a thread can be pinned to each of these CPUs.
@@ -55,6 +69,23 @@ mod tests {
         let set = set.join().unwrap();
         assert!(set.is_set(last));
         assert_eq!(set.count(), 1);
+    }
+
+    #[test]
+    fn a_thread_of_a_pinned_one_leaves_its_cpu() {
+        let allowed = sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+
+        let set = thread::spawn(move || {
+            pin_thread(first).unwrap();
+            let started = thread::spawn(|| {
+                unpin_thread().unwrap();
+                sched_getaffinity(None).unwrap()
+            });
+            started.join().unwrap()
+        });
+
+        assert_eq!(set.join().unwrap(), allowed);
     }
 
     #[test]

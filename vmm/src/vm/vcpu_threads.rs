@@ -64,8 +64,7 @@ impl VcpuThreads {
         });
         let runners: Vec<_> = runners.collect();
         threads.fds = runners.iter().map(|vcpu| Arc::clone(&vcpu.fd)).collect();
-        // The filter of vCPUs does not allow to change the CPU.
-        if !confine || runners.len() == 1 || !cpus.is_empty() {
+        if !confine || runners.len() == 1 {
             threads.start_all(runners, confine)?;
             return Ok(threads);
         }

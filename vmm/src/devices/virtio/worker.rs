@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{DeviceError, Interrupt, Queue, Queues, RateLimitedLog, VirtioDevice};
-use crate::scoped_thread::borrow_event;
+use crate::{affinity::unpin_thread, scoped_thread::borrow_event};
 
 /// Device with its name and log, which the worker thread owns while it runs.
 pub struct WorkerContext {
@@ -60,7 +60,11 @@ impl Worker {
             let event = stop_event.try_clone()?;
             let name = context.name.clone();
             let thread = thread::Builder::new().name(name).spawn(move || {
-                let (context, queues) = own.recv().ok()?;
+                let (context, queues): (WorkerContext, _) = own.recv().ok()?;
+                // The vCPU that activates the device starts the thread, and may be pinned.
+                if let Err(error) = unpin_thread() {
+                    log::warn!("{} runs on the CPU of a vCPU: {error}", context.name);
+                }
                 Some(run(context, queues, &interrupt, &event))
             })?;
             Ok((stop_event, thread))

@@ -17,7 +17,7 @@ use std::{io, path::Path, sync::OnceLock, thread};
 use seccompiler::apply_filter;
 use vmm_sys_util::signal::register_signal_handler;
 
-use self::program::{Actions, Program};
+use self::program::{Actions, Argument, ArgumentValues, Program};
 use super::{
     fatal_signals::end_process,
     outcome::{VmError, failed},
@@ -106,21 +106,24 @@ const MAIN_CALLS: &[AllowedCall] = &[
     (libc::SYS_renameat, "snapshots"),
     (libc::SYS_readlinkat, "backtrace of a panic"),
     (libc::SYS_rt_sigpending, "signals::none_is_pending"),
-    (libc::SYS_sched_setaffinity, "CPUs of vCPU threads"),
     (libc::SYS_seccomp, "narrower filters of other threads"),
     (libc::SYS_statx, "metadata of paths"),
     (libc::SYS_unlinkat, "removal of the control socket, snapshots"),
 ];
 
-/// Calls that every thread may use with certain values of the second argument: `TCSETS` and
-/// `TCSETS2` restore the terminal's settings; debug builds of the standard library check a file
-/// descriptor with `F_GETFD` before they close it.
-const ARGUMENT_RESTRICTED_CALLS: &[(i64, &[u32])] =
-    &[(libc::SYS_ioctl, &[0x5402, 0x402c_542b]), (libc::SYS_fcntl, &[libc::F_GETFD as u32])];
+/// Calls that every thread may use with certain values of an argument: `TCSETS` and `TCSETS2` restore
+/// the terminal's settings; debug builds of the standard library check a file descriptor with `F_GETFD`
+/// before they close it; a thread may change its own CPUs, as those of vCPUs and of devices do.
+const ARGUMENT_RESTRICTED_CALLS: &[ArgumentValues] = &[
+    (libc::SYS_ioctl, Argument::Second, &[0x5402, 0x402c_542b]),
+    (libc::SYS_fcntl, Argument::Second, &[libc::F_GETFD as u32]),
+    (libc::SYS_sched_setaffinity, Argument::First, &[0]),
+];
 
-/// Values of the second argument that no thread may use: `TIOCSTI` and `TIOCLINUX` type into the
-/// terminal, whose shell executes it.
-const FORBIDDEN_ARGUMENTS: &[(i64, &[u32])] = &[(libc::SYS_ioctl, &[0x5412, 0x541c])];
+/// Values of an argument that no thread may use: `TIOCSTI` and `TIOCLINUX` type into the terminal, whose
+/// shell executes it.
+const FORBIDDEN_ARGUMENTS: &[ArgumentValues] =
+    &[(libc::SYS_ioctl, Argument::Second, &[0x5412, 0x541c])];
 
 /// Role of a thread, which selects its filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,14 +167,12 @@ impl ThreadRole {
             call = 0;
         }
         while call < ARGUMENT_RESTRICTED_CALLS.len() {
-            let (number, values) = ARGUMENT_RESTRICTED_CALLS[call];
-            actions.allow_second_argument(number, values);
+            actions.allow_values(ARGUMENT_RESTRICTED_CALLS[call]);
             call += 1;
         }
         call = 0;
         while call < FORBIDDEN_ARGUMENTS.len() {
-            let (number, values) = FORBIDDEN_ARGUMENTS[call];
-            actions.forbid_second_argument(number, values);
+            actions.forbid_values(FORBIDDEN_ARGUMENTS[call]);
             call += 1;
         }
         actions

@@ -18,16 +18,24 @@
 
 use seccompiler::sock_filter;
 
-/// Offsets of the fields of `struct seccomp_data`: number, architecture, and the low half of the second
-/// argument on a little-endian machine.
+/// Offsets of the fields of `struct seccomp_data`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
-const SECOND_ARGUMENT: u32 = 24;
+
+/// Argument of a call, by the offset of its low half on a little-endian machine.
+#[derive(Debug, Clone, Copy)]
+pub enum Argument {
+    First = 16,
+    Second = 24,
+}
 
 #[cfg(target_arch = "aarch64")]
 const THIS_ARCHITECTURE: u32 = 0xc000_00b7; // AUDIT_ARCH_AARCH64
 #[cfg(target_arch = "x86_64")]
 const THIS_ARCHITECTURE: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
+
+/// Number of a call, one of its arguments, and some values of it.
+pub type ArgumentValues = (i64, Argument, &'static [u32]);
 
 /// Action of a filter for a system call.
 #[derive(Debug, Clone, Copy)]
@@ -35,10 +43,10 @@ enum Action {
     /// Raises SIGSYS.
     Trap,
     Allow,
-    /// Allows some values of the low half of the second argument.
-    AllowSecondArgument(&'static [u32]),
-    /// Allows all other values of the low half of the second argument.
-    ForbidSecondArgument(&'static [u32]),
+    /// Allows some values of the low half of an argument.
+    AllowValues(Argument, &'static [u32]),
+    /// Allows all other values of the low half of an argument.
+    ForbidValues(Argument, &'static [u32]),
 }
 
 /// Actions of a filter for all system calls, by their numbers. Without an action, a call raises SIGSYS.
@@ -56,17 +64,17 @@ impl Actions {
         self.0[call as usize] = Action::Allow;
     }
 
-    /// Allows a call with some values of its second argument, unless it is allowed with all.
-    pub const fn allow_second_argument(&mut self, call: i64, values: &'static [u32]) {
+    /// Allows a call with some values of an argument, unless it is allowed with all.
+    pub const fn allow_values(&mut self, (call, argument, values): ArgumentValues) {
         if let Action::Trap = self.0[call as usize] {
-            self.0[call as usize] = Action::AllowSecondArgument(values);
+            self.0[call as usize] = Action::AllowValues(argument, values);
         }
     }
 
-    /// Forbids some values of the second argument of an allowed call.
-    pub const fn forbid_second_argument(&mut self, call: i64, values: &'static [u32]) {
+    /// Forbids some values of an argument of an allowed call.
+    pub const fn forbid_values(&mut self, (call, argument, values): ArgumentValues) {
         if let Action::Allow = self.0[call as usize] {
-            self.0[call as usize] = Action::ForbidSecondArgument(values);
+            self.0[call as usize] = Action::ForbidValues(argument, values);
         }
     }
 
@@ -79,7 +87,7 @@ impl Actions {
     #[cfg(test)]
     pub fn allows(&self, call: i64) -> bool {
         let action = self.0[usize::try_from(call).unwrap()];
-        matches!(action, Action::Allow | Action::ForbidSecondArgument(_))
+        matches!(action, Action::Allow | Action::ForbidValues(..))
     }
 
     /// Returns whether a call has the same action as the one before it.
@@ -183,15 +191,25 @@ impl Program {
             // The end of a program without an allowed call, which follows.
             Action::Trap => {}
             Action::Allow => panic!("jumps lead to this end"),
-            Action::AllowSecondArgument(values) => self.push_choice(values, TO_ALLOW, TO_TRAP),
-            Action::ForbidSecondArgument(values) => self.push_choice(values, TO_TRAP, TO_ALLOW),
+            Action::AllowValues(argument, values) => {
+                self.push_choice(argument, values, TO_ALLOW, TO_TRAP);
+            }
+            Action::ForbidValues(argument, values) => {
+                self.push_choice(argument, values, TO_TRAP, TO_ALLOW);
+            }
         }
     }
 
-    /// Adds jumps `of_values` for some values of the second argument, and `otherwise`.
-    const fn push_choice(&mut self, values: &[u32], of_values: u8, otherwise: u8) {
+    /// Adds jumps `of_values` for some values of an argument, and `otherwise`.
+    const fn push_choice(
+        &mut self,
+        argument: Argument,
+        values: &[u32],
+        of_values: u8,
+        otherwise: u8,
+    ) {
         assert!(!values.is_empty(), "the last comparison has the jump to the other end");
-        self.push(load(SECOND_ARGUMENT));
+        self.push(load(argument as u32));
         let mut index = 0;
         while index < values.len() {
             // The next comparison follows.
@@ -255,7 +273,8 @@ mod tests {
 
     const ARGUMENTS: &[u32] = &[7, 0x402c_542b];
 
-    /// Executes a program. Returns its result and the number of executed instructions.
+    /// Executes a program for a call whose first argument is 0. Returns its result and the number of
+    /// executed instructions.
     fn execute(program: &[sock_filter], call: u32, argument: u64) -> (u32, usize) {
         let (mut at, mut accumulator, mut executed) = (0, 0, 0);
         loop {
@@ -268,6 +287,7 @@ mod tests {
                     accumulator = match k {
                         0 => call,
                         4 => THIS_ARCHITECTURE,
+                        16 => 0,
                         24 => u32::try_from(argument & 0xffff_ffff).unwrap(),
                         offset => panic!("offset {offset}"),
                     };
@@ -311,7 +331,7 @@ mod tests {
         let mut actions = Actions::NONE;
         calls.iter().for_each(|call| actions.allow((*call).into()));
         for (call, values) in restricted {
-            actions.allow_second_argument(call.into(), values);
+            actions.allow_values((call.into(), Argument::Second, values));
         }
         let search = Program::compile(&actions);
         let (search, chain) = (search.as_slice(), chain(&calls, &restricted));
@@ -328,9 +348,9 @@ mod tests {
     #[test]
     fn forbidden_arguments_of_an_allowed_call_end_the_process() {
         let mut actions = Actions::NONE;
-        actions.forbid_second_argument(3, ARGUMENTS);
+        actions.forbid_values((3, Argument::Second, ARGUMENTS));
         actions.allow(4);
-        actions.forbid_second_argument(4, ARGUMENTS);
+        actions.forbid_values((4, Argument::Second, ARGUMENTS));
         let program = Program::compile(&actions);
         let result = |call, argument| execute(program.as_slice(), call, argument).0;
 
@@ -339,6 +359,17 @@ mod tests {
         for argument in [7, 0x402c_542b, 1 << 32 | 7] {
             assert_eq!(result(4, argument), libc::SECCOMP_RET_TRAP, "{argument:#x}");
         }
+    }
+
+    #[test]
+    fn a_value_of_the_first_argument_decides() {
+        let mut actions = Actions::NONE;
+        actions.allow_values((3, Argument::First, &[0]));
+        actions.allow_values((4, Argument::First, &[7]));
+        let program = Program::compile(&actions);
+
+        assert_eq!(execute(program.as_slice(), 3, 7).0, libc::SECCOMP_RET_ALLOW);
+        assert_eq!(execute(program.as_slice(), 4, 7).0, libc::SECCOMP_RET_TRAP);
     }
 
     #[test]

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-use std::env;
+use std::{env, sync::mpsc, thread};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::{
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+    thread::{CpuSet, sched_getaffinity},
+};
 
 use super::*;
 use crate::{
+    affinity::pin_thread,
     devices::{
         DeviceState, MmioDevice,
         virtio::{
+            DeviceProperties, VirtioDevice,
             rng::Rng,
             testing::{
                 Buffer, Driver, EVENT_IDX, MEMORY_SIZE, MEMORY_START, VERSION_1,
@@ -47,6 +52,36 @@ fn a_driver_finds_activates_uses_and_resets_a_device() {
     assert_eq!(driver.read_register(reg::VIRTIO_MMIO_QUEUE_READY), 0);
     driver.activate(0);
     check_device(&mut driver);
+}
+
+/// Entropy device that sends the CPUs of its thread.
+struct DeviceOnCpus(mpsc::Sender<CpuSet>);
+
+impl VirtioDevice for DeviceOnCpus {
+    fn properties(&self) -> DeviceProperties {
+        Rng.properties()
+    }
+
+    fn process_queue(&mut self, _: usize, _: &mut Queue) -> Result<(), DeviceError> {
+        self.0.send(sched_getaffinity(None).unwrap()).unwrap();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_device_that_a_pinned_vcpu_activates_runs_on_all_cpus() {
+    let all = sched_getaffinity(None).unwrap();
+    let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
+    let (sender, cpus) = mpsc::channel();
+
+    let vcpu = thread::spawn(move || {
+        pin_thread(first).unwrap();
+        let mut driver = Driver::start(Box::new(DeviceOnCpus(sender)), 0);
+        driver.notify(0);
+        cpus.recv().unwrap()
+    });
+
+    assert_eq!(vcpu.join().unwrap(), all);
 }
 
 #[test]
