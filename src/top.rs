@@ -14,7 +14,7 @@ use std::{
 use granule_types::{make_printable, record::EventCounts, units::Bytes};
 use granule_vmm::{
     kvm::tracepoints::counted_since,
-    stalls::{LOST, buckets, causes},
+    stalls::{LOST, LOST_SIZES, buckets, causes},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
@@ -169,6 +169,9 @@ fn screen(state: &State, now: &Counters, last: Option<(Duration, &Counters)>) ->
     }
     if let Some(lost) = now.stalls.get(LOST).filter(|lost| **lost > 0) {
         let _ = writeln!(text, "samples of stalls that the host's kernel dropped: {lost}");
+    }
+    if let Some(lost) = now.stalls.get(LOST_SIZES).filter(|lost| **lost > 0) {
+        let _ = writeln!(text, "samples of sizes that the host's kernel dropped: {lost}");
     }
     for (zone, resident) in now.resident.iter().enumerate() {
         let _ = writeln!(text, "\nresident, zone {zone}: {}", bytes_by_size(resident));

@@ -195,7 +195,8 @@ pub enum ConsoleOption {
 pub enum FaultStallsOption {
     /// Measure them by type and level
     On,
-    /// Measure them also by the size that the kernel maps, with a probe that stays in the kernel
+    /// Measure them also by the size that the kernel maps, with a probe that stays in the
+    /// kernel; requires CONFIG_KPROBE_EVENTS
     Sizes,
     /// Measure none
     #[default]

@@ -218,7 +218,8 @@ impl Stalls {
     fn record_until(&mut self, end: u64) {
         let samples = self.samples.iter();
         if samples.clone().any(|sample| matches!(sample.event, TracedEvent::Lost(_))) {
-            self.lost += samples.map(Sample::lost).sum::<u64>();
+            self.lost += samples.clone().map(Sample::lost).sum::<u64>();
+            self.lost_sizes += samples.map(Sample::lost_sizes).sum::<u64>();
             self.samples.clear();
             self.pending.clear();
             return;
@@ -265,7 +266,7 @@ impl Stalls {
                         fault.record(sample.nanoseconds, histograms);
                     }
                 }
-                TracedEvent::LostMaps(count) => *lost_sizes += count,
+                TracedEvent::LostMaps(_) => *lost_sizes += sample.lost_sizes(),
                 // None is left: see above.
                 TracedEvent::Lost(_) => {}
             }
@@ -389,7 +390,9 @@ mod tests {
         // The entry that ended the second fault may be lost, too.
         stalls.samples = vec![
             sample(0, 0, TracedEvent::Lost(7)),
+            sample(0, 0, TracedEvent::LostMaps(3)),
             sample(20, 2, TracedEvent::Fault("translation.level3")),
+            sample(30, 2, TracedEvent::Map(Bytes::kib(4))),
             sample(90, 1, TracedEvent::Entry),
         ];
         stalls.record_until(100);
@@ -398,7 +401,7 @@ mod tests {
         stalls.record_until(130);
 
         assert_eq!(total(&stalls, "translation.level3"), (0, 0));
-        assert_eq!(stalls.lost, 9);
+        assert_eq!((stalls.lost, stalls.lost_sizes), (9, 3));
     }
 
     #[test]

@@ -65,12 +65,21 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Returns the number of samples that are lost without this one, which may be a record of others.
+    /// Returns the number of samples of faults that are lost without this one, which may be a record of
+    /// others. Without a size, a fault is not lost.
     pub const fn lost(&self) -> u64 {
         match self.event {
             TracedEvent::Lost(count) => count,
-            TracedEvent::LostMaps(_) => 0,
+            TracedEvent::Map(_) | TracedEvent::LostMaps(_) => 0,
             _ => 1,
+        }
+    }
+
+    /// Returns the number of lost samples of sizes that this one is a record of.
+    pub const fn lost_sizes(&self) -> u64 {
+        match self.event {
+            TracedEvent::LostMaps(count) => count,
+            _ => 0,
         }
     }
 }

@@ -91,8 +91,9 @@ pub fn run(source: &VmSource, options: &RunOptions) -> Result<VmOutcome, VmError
         return Err(VmError::Refused(text.to_owned()));
     }
     let fault_stalls = options.fault_stalls.map(FaultStalls::open).transpose();
-    let mut fault_stalls =
-        fault_stalls.map_err(failed("--fault-stalls needs root and a tracefs"))?;
+    let mut fault_stalls = fault_stalls.map_err(failed(
+        "--fault-stalls needs root and a tracefs, and for sizes a kernel with CONFIG_KPROBE_EVENTS",
+    ))?;
     let api = confine_process(options, socket, snapshots.as_ref())?;
     let output = console_io::start_console_output(options.is_sandboxed)
         .map_err(failed("opening the console output failed"))?;

@@ -120,7 +120,8 @@ pub fn address_arguments(kernel: &Kernel, job: &PlannedJob) -> Result<String, Co
 /// if `granule run` measures them too, and otherwise the time of all vCPUs in the guest, if its boot is
 /// measured. A kernel without a `System.map` leaves it out.
 fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
-    let measures_faults = job.job.argv.iter().any(|word| word == "--fault-stalls");
+    let detail = option_value(&job.job.argv, "--fault-stalls");
+    let measures_faults = detail.is_some_and(|detail| detail != "off");
     let (name, functions, scope) = match job.work.guest() {
         None => return String::new(),
         // `granule run` measures the time of a fault, which passes on all CPUs.
@@ -144,12 +145,18 @@ fn interval(kernel: &Kernel, job: &PlannedJob) -> String {
     }
 }
 
+/// Returns the value of an option of a command, `--option VALUE` or `--option=VALUE`.
+fn option_value<'a>(command: &'a [String], option: &str) -> Option<&'a str> {
+    let separate = command.iter().position(|word| word == option);
+    let separate = separate.and_then(|at| command.get(at + 1)).map(String::as_str);
+    let joined = |word: &'a String| word.strip_prefix(option)?.strip_prefix('=');
+    separate.or_else(|| command.iter().find_map(joined))
+}
+
 /// Returns whether the command of a VM runs each vCPU on a CPU that no other vCPU uses.
 fn has_cpu_for_each_vcpu(command: &[String], vcpus: u32) -> bool {
-    let separate = command.iter().position(|word| word == "--pin");
-    let separate = separate.and_then(|at| command.get(at + 1)).map(String::as_str);
-    let value = separate.or_else(|| command.iter().find_map(|word| word.strip_prefix("--pin=")));
-    value.and_then(|list| list.parse::<CpuList>().ok()).is_some_and(|list| {
+    let list = option_value(command, "--pin").and_then(|list| list.parse::<CpuList>().ok());
+    list.is_some_and(|list| {
         let cpus: BTreeSet<_> = list.for_vcpus(vcpus).into_iter().collect();
         cpus.len() == vcpus as usize
     })
