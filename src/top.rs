@@ -167,11 +167,10 @@ fn screen(state: &State, now: &Counters, last: Option<(Duration, &Counters)>) ->
             let _ = writeln!(text, "stall {cause}: mean {mean:?}, 99 of 100 up to {bound}");
         }
     }
-    if let Some(lost) = now.stalls.get(LOST).filter(|lost| **lost > 0) {
-        let _ = writeln!(text, "samples of stalls that the host's kernel dropped: {lost}");
-    }
-    if let Some(lost) = now.stalls.get(LOST_SIZES).filter(|lost| **lost > 0) {
-        let _ = writeln!(text, "samples of sizes that the host's kernel dropped: {lost}");
+    for (samples, name) in [("stalls", LOST), ("sizes", LOST_SIZES)] {
+        if let Some(lost) = now.stalls.get(name).filter(|lost| **lost > 0) {
+            let _ = writeln!(text, "samples of {samples} that the host's kernel dropped: {lost}");
+        }
     }
     for (zone, resident) in now.resident.iter().enumerate() {
         let _ = writeln!(text, "\nresident, zone {zone}: {}", bytes_by_size(resident));

@@ -50,6 +50,13 @@ fn refused(cpu: usize) -> io::Error {
     ))
 }
 
+/// Returns the first CPU that this thread may use, for tests.
+#[cfg(test)]
+pub fn first_cpu() -> usize {
+    let allowed = sched_getaffinity(None).unwrap();
+    (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use std::thread;
@@ -58,26 +65,25 @@ mod tests {
 
     #[test]
     fn a_pinned_thread_runs_on_its_cpu_only() {
-        let allowed = sched_getaffinity(None).unwrap();
-        let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu)).unwrap();
+        let cpu = first_cpu();
 
         let set = thread::spawn(move || {
-            pin_thread(last).unwrap();
+            pin_thread(cpu).unwrap();
             sched_getaffinity(None).unwrap()
         });
 
         let set = set.join().unwrap();
-        assert!(set.is_set(last));
+        assert!(set.is_set(cpu));
         assert_eq!(set.count(), 1);
     }
 
     #[test]
     fn a_thread_of_a_pinned_one_leaves_its_cpu() {
         let allowed = sched_getaffinity(None).unwrap();
-        let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+        let cpu = first_cpu();
 
         let set = thread::spawn(move || {
-            pin_thread(first).unwrap();
+            pin_thread(cpu).unwrap();
             let started = thread::spawn(|| {
                 unpin_thread().unwrap();
                 sched_getaffinity(None).unwrap()

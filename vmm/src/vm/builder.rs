@@ -46,7 +46,7 @@ use crate::{
 };
 
 /// Connections of a VM's devices and vCPUs to the rest of the process.
-pub struct VmConnections<'a> {
+pub struct VmConnections {
     /// Memory of the boot before a reset of the guest, which no other VM uses any more.
     pub earlier_memory: Option<GuestMemory>,
     pub serial_output: SerialOutput,
@@ -58,7 +58,7 @@ pub struct VmConnections<'a> {
     pub guest_exit: EventFd,
     pub confines_vcpus: bool,
     /// The CPUs on which vCPUs run, in their order.
-    pub vcpu_cpus: &'a [usize],
+    pub vcpu_cpus: Vec<usize>,
     pub collects_statistics: bool,
 }
 
@@ -149,7 +149,7 @@ impl Vm {
 pub fn build(
     config: &VmConfig,
     files: &OpenFiles,
-    connections: VmConnections<'_>,
+    connections: VmConnections,
 ) -> Result<Vm, VmError> {
     let start = Start::new(config, files)?;
     let stage2_prefault = config.stage2_prefault.filter(|_| start.allows_prefault());
@@ -209,7 +209,7 @@ pub fn build(
     };
     let controller = vcpus.controller;
     let (cpus, confine) = (connections.vcpu_cpus, connections.confines_vcpus);
-    let vcpus = VcpuThreads::start(vcpus.fds, context, cpus, confine)
+    let vcpus = VcpuThreads::start(vcpus.fds, context, &cpus, confine)
         .map_err(failed("the vCPU threads cannot be started"))?;
     Ok(Vm {
         _prefault: prefault,

@@ -217,9 +217,10 @@ impl Stalls {
     /// stall beside them is recorded, as its entry may be that of a later fault.
     fn record_until(&mut self, end: u64) {
         let samples = self.samples.iter();
+        // Each record of lost sizes leaves with this reading, as its time is 0.
+        self.lost_sizes += samples.clone().map(Sample::lost_sizes).sum::<u64>();
         if samples.clone().any(|sample| matches!(sample.event, TracedEvent::Lost(_))) {
-            self.lost += samples.clone().map(Sample::lost).sum::<u64>();
-            self.lost_sizes += samples.map(Sample::lost_sizes).sum::<u64>();
+            self.lost += samples.map(Sample::lost).sum::<u64>();
             self.samples.clear();
             self.pending.clear();
             return;
@@ -227,7 +228,7 @@ impl Stalls {
         // The sort is stable, and a buffer is in order.
         self.samples.sort_by_key(|sample| sample.nanoseconds);
         let count = self.samples.partition_point(|sample| sample.nanoseconds <= end);
-        let Self { samples, pending, histograms, lost, lost_sizes } = self;
+        let Self { samples, pending, histograms, lost, .. } = self;
         for sample in samples.drain(..count) {
             match sample.event {
                 TracedEvent::Fault(name) => {
@@ -266,9 +267,8 @@ impl Stalls {
                         fault.record(sample.nanoseconds, histograms);
                     }
                 }
-                TracedEvent::LostMaps(_) => *lost_sizes += sample.lost_sizes(),
-                // None is left: see above.
-                TracedEvent::Lost(_) => {}
+                // Counted above, where no lost sample of a fault is left.
+                TracedEvent::LostMaps(_) | TracedEvent::Lost(_) => {}
             }
         }
     }

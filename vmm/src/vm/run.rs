@@ -397,7 +397,7 @@ impl RunContext<'_> {
                 boot_timer: BootTimer::new(Box::new(mark_sender(start_time, marks, wake)?)),
                 guest_exit: clone_event(wake)?,
                 confines_vcpus: self.options.is_sandboxed,
-                vcpu_cpus: &cpus.map_or_else(Vec::new, |list| list.for_vcpus(self.config.vcpus)),
+                vcpu_cpus: cpus.map_or_else(Vec::new, |list| list.for_vcpus(self.config.vcpus)),
                 collects_statistics: self.collects_statistics,
             },
         )?;

@@ -35,10 +35,18 @@ impl BootStatistics {
     /// Returns the number (`.count`) or the time (`.ns`) of stalls in faults, by the type and level of the
     /// fault; empty if no stalls were measured.
     fn fault_stalls(&self, suffix: &str) -> BTreeMap<&str, u64> {
+        // Names of other stalls have no level.
+        self.sum_stalls(|name| name.strip_suffix(suffix).filter(|name| name.contains('.')))
+    }
+
+    /// Returns the sums of all phases, by the part of their names that `select` returns.
+    fn sum_stalls<'a>(
+        &'a self,
+        select: impl Fn(&'a str) -> Option<&'a str>,
+    ) -> BTreeMap<&'a str, u64> {
         let mut sums = BTreeMap::new();
         for (name, count) in self.phases.iter().flat_map(|phase| &phase.stalls) {
-            // Names of other stalls have no level.
-            if let Some(name) = name.strip_suffix(suffix).filter(|name| name.contains('.')) {
+            if let Some(name) = select(name) {
                 *sums.entry(name).or_default() += count;
             }
         }
@@ -72,18 +80,11 @@ impl BootStatistics {
     }
 
     /// Returns the number of stalls by the size that the kernel mapped, if sizes were measured.
-    fn mapped_stalls(&self) -> Option<BTreeMap<&str, u64>> {
+    fn mapped_stalls<'a>(&'a self) -> Option<BTreeMap<&'a str, u64>> {
         // A size has a row from its first mapping, and the lost ones have one from the start.
-        let mut phases = self.phases.iter();
-        phases.find(|phase| phase.stalls.contains_key("lost-sizes"))?;
-        let mut sums = BTreeMap::new();
-        for (name, count) in self.phases.iter().flat_map(|phase| &phase.stalls) {
-            let size = name.strip_prefix("mapped-").and_then(|name| name.strip_suffix(".count"));
-            if let Some(size) = size {
-                *sums.entry(size).or_default() += count;
-            }
-        }
-        Some(sums)
+        let is_measured = self.phases.iter().any(|phase| phase.stalls.contains_key("lost-sizes"));
+        let size = |name: &'a str| name.strip_prefix("mapped-")?.strip_suffix(".count");
+        is_measured.then(|| self.sum_stalls(size))
     }
 
     /// Checks that each mapping, which the plugin counted, has a stall with one of these sizes, if sizes were

@@ -14,7 +14,6 @@ use std::{
 
 use granule_types::{backing::Backing, record::HostInfo, units::Bytes};
 use parking_lot::Mutex;
-use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::json;
 use vm_memory::Bytes as _;
 use vmm_sys_util::{
@@ -24,7 +23,7 @@ use vmm_sys_util::{
 
 use super::{ThreadRole, confine_optionally};
 use crate::{
-    affinity::pin_thread,
+    affinity::{first_cpu, pin_thread},
     arch::MEMORY_START,
     devices::{
         Serial,
@@ -113,10 +112,8 @@ fn run_confined(
     let entropy = Driver::new(Box::new(Rng));
     let balloon = Driver::new(Box::new(Balloon::default()));
     let vcpu = thread::spawn(move || {
-        let cpus = sched_getaffinity(None).unwrap();
-        let cpu = (0..CpuSet::MAX_CPU).find(|cpu| cpus.is_set(*cpu)).unwrap();
-        pin_thread(cpu).unwrap();
         ThreadRole::Vcpu.confine().unwrap();
+        pin_thread(first_cpu()).unwrap();
         drive_devices(disk, entropy, balloon);
     });
     vcpu.join().unwrap();

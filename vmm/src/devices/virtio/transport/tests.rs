@@ -8,7 +8,7 @@ use rustix::{
 
 use super::*;
 use crate::{
-    affinity::pin_thread,
+    affinity::{first_cpu, pin_thread},
     devices::{
         DeviceState, MmioDevice,
         virtio::{
@@ -71,11 +71,11 @@ impl VirtioDevice for DeviceOnCpus {
 #[test]
 fn a_device_that_a_pinned_vcpu_activates_runs_on_all_cpus() {
     let all = sched_getaffinity(None).unwrap();
-    let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
+    let cpu = first_cpu();
     let (sender, cpus) = mpsc::channel();
 
     let vcpu = thread::spawn(move || {
-        pin_thread(first).unwrap();
+        pin_thread(cpu).unwrap();
         let mut driver = Driver::start(Box::new(DeviceOnCpus(sender)), 0);
         driver.notify(0);
         cpus.recv().unwrap()
