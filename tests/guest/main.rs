@@ -16,6 +16,7 @@
 mod console;
 mod host;
 mod kill;
+mod lpi;
 mod reset;
 mod snapshot;
 mod snapshot_stress;
