@@ -67,7 +67,8 @@ fn the_launch_command_of_the_readme_works_as_written() {
     let readme = include_str!("../../README.md");
     let start = readme.find("target/release/granule run").unwrap();
     let command = readme[start..].split("\n```").next().unwrap();
-    let mut host = EmulatedHost::boot();
+    // With a CPU for each vCPU, the emulator keeps its translations when vCPUs take turns.
+    let mut host = EmulatedHost::boot_with_cpus(4);
     host.run(
         "cd /tmp && guest=/mnt && ln -s /dev/guest my.img && \
          mkdir -p target/release && ln -s /mnt/granule target/release/",
