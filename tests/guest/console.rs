@@ -82,7 +82,7 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
             "--memory 128M --cmdline 'console=ttyAMA0 quiet' --serial pl011 --fault-stalls sizes --pin 0",
             "ttyAMA0",
         ),
-        ("--memory 128M,backing=thp --cmdline 'console=hvc0 quiet' --console virtio", "hvc0"),
+        ("--memory 128M --cmdline 'console=hvc0 quiet' --console virtio", "hvc0"),
     ] {
         let logging = host.run(&format!("run {options}; start_dirty_log"));
         host.run("wait_until_stalled");
@@ -92,9 +92,6 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         let metrics = host.run("request 'GET /metrics'");
         let top = host.run("/mnt/granule top /tmp/vm.sock --count 2 --mapped");
         let counters = json(&host.run("request 'GET /v1/counters'"));
-        let stopped = host.run("request 'POST /v1/dirty/stop'");
-        let collapsed = json(&host.run("request 'POST /v1/memory/collapse'"));
-        let memory = json(&host.run("request 'GET /v1/memory'"));
         let paused = host.run("request 'POST /v1/pause'");
         let resumed = host.run("request 'POST /v1/resume'");
         let output = host.run("stop_guest 2>&1");
@@ -123,10 +120,6 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         let measures_faults = options.contains("--fault-stalls");
         let mapped = counters["stalls"]["mapped-4K.count"].as_u64();
         assert_eq!(mapped.is_some_and(|pages| pages > 1000), measures_faults, "{counters}");
-        assert!(stopped.contains("\"dirty_logging\":false"), "{stopped}");
-        let huge = collapsed["zones"][0]["resident"]["2097152"].as_u64();
-        assert_eq!(huge.is_some_and(|bytes| bytes > 0), options.contains("thp"), "{collapsed}");
-        assert_eq!(memory["zones"].as_array().unwrap().len(), zones.len(), "{memory}");
         assert!(paused.contains("paused"), "{paused}");
         assert!(resumed.contains("running"), "{resumed}");
         assert!(output.contains("status=0"), "{output}");
